@@ -64,7 +64,7 @@ def test_sizes_far_apart_are_refused_with_the_reason() -> None:
     with pytest.raises(RequestError):
         fairness(arms(["gpt2@1m", "gpt2@3m"]), False, "flops")
     sizes = [f"{preset(name).active_params(embeddings=False):,}" for name in ("gpt2@1m", "gpt2@3m")]
-    *_, note = fairness(arms(["gpt2@1m", "gpt2@3m"]), False, "minutes")  # the size costs time, and is said
+    *_, note = fairness(arms(["gpt2@1m", "gpt2@3m"]), False, "minutes")  # the size costs time, and is reported
     assert note.startswith("Time is equal and size is not") and all(size in note for size in sizes)
     with pytest.raises(RequestError) as caught:  # what it says would do, does
         fairness(arms(["llama@1m", "llama@1m+retention"]), allow_unmatched=False)
@@ -148,7 +148,7 @@ def test_a_wrong_budget_is_refused(fields: dict[str, Any], match: Any, code: Cod
 def test_what_whole_steps_keep_from_being_equal_is_said(
     names: list[str], plan: dict[str, Any], match: Any, says: str | None
 ) -> None:
-    """The note tells what the steps of the runs come to."""
+    """The note gives the totals over the steps of the runs."""
     configs = {name: fit(arm.config, 50, 32) for name, arm in arms(names).items()}
     plans = recipes(arms(names), configs, {**PLAN, **plan}, match, 50)
     unit = match or "tokens"
@@ -160,7 +160,7 @@ def test_what_whole_steps_keep_from_being_equal_is_said(
         assert max(spent, key=spent.__getitem__) in notes[0] and min(spent, key=spent.__getitem__) in notes[0]
 
 
-# Recipes of their own
+# Recipes of single arms
 
 
 def test_an_arm_can_be_trained_by_a_recipe_of_its_own() -> None:
@@ -215,7 +215,7 @@ def test_two_recipes_of_one_model_are_compared(source: Path, tmp_path: Path) -> 
     plain, warm, same = results["runs"]
     assert [one["status"] for one in results["runs"]] == ["ok"] * 3
     assert plain["validation"]["loss"] != warm["validation"]["loss"]
-    assert plain["train"]["curve"] == same["train"]["curve"]  # the change that is none
+    assert plain["train"]["curve"] == same["train"]["curve"]  # a change to the default value
     assert (plain["recipe"]["schedule"]["warmup"], warm["recipe"]["schedule"]["warmup"]) == (0.05, 0.9)
     assert {**warm["recipe"], "schedule": 0} == {**plain["recipe"], "schedule": 0}
     assert any("so what differs is the recipe" in note for note in results["budget"]["notes"])
@@ -272,7 +272,7 @@ def test_verdicts_name_the_better_arm_and_doubt() -> None:
 
 
 def test_verdicts_are_against_the_first_arm_that_finished() -> None:
-    """And it is said; of the first arm, which has no two losses, a verdict tells how often it diverged."""
+    """A note reports the reference arm; for the first arm, with fewer than two losses, a verdict counts divergences."""
     ends = {"a": ["diverged", "ok", "diverged"], "b": ["ok"] * 3, "c": ["ok"] * 3}
     runs = [run(name, seed, 2.0 + seed / 100, ends[name][seed]) for seed in range(3) for name in ends]
     found = verdicts(runs)
@@ -374,7 +374,7 @@ def held_in(folder: Path) -> dict[str, bytes]:
         ([A, B], False, {"learning_rate": 0.5}, "another recipe: learning_rate was"),
     ],
 )
-@pytest.mark.parametrize("runs", [True, False], ids=["runs", "results alone"])
+@pytest.mark.parametrize("runs", [True, False], ids=["runs", "only results"])
 def test_another_comparison_in_the_folder_is_not_written_over(
     source: Path, tmp_path: Path, names: list[str], other: bool,
     fields: dict[str, Any], says: str, runs: bool,
@@ -394,7 +394,7 @@ def test_another_comparison_in_the_folder_is_not_written_over(
 
 
 def test_what_is_finished_is_in_the_results_at_any_time(source: Path, tmp_path: Path) -> None:
-    """A and C are trained, B fails; when B is tried again and stopped, A and C are still told of."""
+    """A and C are trained, B fails; when B is tried again and stopped, A and C stay in the results."""
     out = tmp_path / "out"
 
     def told() -> tuple[list[str], str]:
@@ -444,7 +444,7 @@ def test_arms_and_seeds_are_added_to_a_comparison(source: Path, tmp_path: Path) 
     ("name", "code"), [("results.json", "damaged"), ("report.html", "exists"), ("tokenizer/tokenizer.json", "exists")]
 )
 def test_a_folder_that_is_no_comparison_is_refused(source: Path, tmp_path: Path, name: str, code: Code) -> None:
-    """Before the text is read; whatever else lies there is no matter."""
+    """The folder is refused before the text is read, for any other files in it."""
     out = tmp_path / "out"
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text('{"mine": 1}')
@@ -548,7 +548,7 @@ def test_a_context_of_all_arms_is_taken(names: list[str], given: int | None, con
 
 @pytest.mark.slow
 def test_a_padded_vocabulary_is_trained_and_written_with(source: Path, tmp_path: Path) -> None:
-    """Rows that stand for no token are drawn from as others are."""
+    """Rows of the vocabulary without a token can be sampled like others."""
     names = [f"gpt2@1m{TINY}", f"gpt2@1m{TINY}+vocab_size=2000"]
     plain, padded = compare(names, source, out=tmp_path / "out", **PLAN)["runs"]
     assert (plain["status"], padded["status"]) == ("ok", "ok"), padded["error"]
@@ -584,7 +584,7 @@ def test_an_out_that_is_a_file_is_refused(source: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_model_in_two_spellings_is_said_to_be_one() -> None:
-    """Also where a change of the recipe is none; not where it is one, or the model another."""
+    """Holds also for a change of the recipe to its default, but not for another recipe or another model."""
     names = ["llama@1m", "llama@1m+rope", "llama@1m+recipe.clip=1.0", "llama@1m+recipe.clip=2.0", "gpt2@1m"]
     named = arms(names)
     notes = likeness(named, configs_of(named), planned(named))
@@ -614,7 +614,7 @@ def test_a_second_comparison_in_one_folder_is_refused(source: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_result_that_the_arm_cannot_have_left_is_made_again(source: Path, tmp_path: Path) -> None:
-    """Or rather the run goes on from its last checkpoint, which is its end."""
+    """The run is resumed from its last checkpoint, which is its end."""
     names, out = [f"gpt2@1m{TINY}"], tmp_path / "out"
     (whole,) = compare(names, source, out=out, **PLAN)["runs"]
     (place,) = (out / "runs").iterdir()

@@ -58,7 +58,7 @@ def trained(source: Path, tmp_path: Path) -> Any:
 def test_looks_are_counted_and_correct_the_intervals(trained: Any, tmp_path: Path) -> None:
     first = trained([A, B], seeds=4)
     assert first["looks"] == [4] and first["verdicts"][0]["level"] == pytest.approx(0.05)
-    assert trained([A, B], seeds=4)["looks"] == [4]  # the same again is no other look
+    assert trained([A, B], seeds=4)["looks"] == [4]  # repeating a call does not count as another look
     second = trained([A, B], seeds=8)
     assert second["looks"] == [4, 8] and second["verdicts"][0]["level"] == pytest.approx(constant_level([4, 8]))
     (note,) = [note for note in second["budget"]["notes"] if "Seeds were added" in note]

@@ -1,4 +1,4 @@
-"""Speeds and minutes are judged on one machine alone; losses wherever they were measured."""
+"""Speeds and minutes are judged only on one machine; losses on any machines."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_what_is_judged(case: str, source: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_recipe_asks_for_is_compared() -> None:
-    """Where one arm is to have two threads and another four, or another dtype, that is the comparison; the processor
-    and the card are nobody's to ask for."""
+    """If recipes give arms different threads, dtypes or devices, their difference is intended; a recipe cannot choose
+    processor or card."""
 
     def run(recipe: dict[str, Any], **machine: Any) -> RunResult:
         return RunResult(name="a", recipe=recipe, machine=MachineRecord({**HERE, **machine}))

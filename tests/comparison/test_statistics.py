@@ -64,7 +64,7 @@ def test_dunnetts_quantiles_are_those_of_his_table(df: int, printed: list[float]
 
 @pytest.mark.parametrize(("number", "df"), [(2, 4), (2, 30), (3, 6)])
 def test_dunnetts_probability_is_scipys(number: int, df: int) -> None:
-    """Of the multivariate t with correlations of one half, integrated by scipy another way."""
+    """The probability equals that of the multivariate t with correlations 1/2, which scipy integrates another way."""
     shape = np.full((number, number), 0.5) + 0.5 * np.eye(number)
     theirs = stats.multivariate_t.cdf(
         np.full(number, 2.6), shape=shape, df=df, lower_limit=np.full(number, -2.6), maxpts=200_000 * number,
@@ -151,7 +151,7 @@ def test_a_pair_uses_the_seeds_that_others_lack() -> None:
 
 @pytest.mark.parametrize("seeds", range(3, 11))
 def test_coverage_of_ten_thousand_intervals(seeds: int) -> None:
-    """95 +- 1 % for two arms, and for the intervals of four arms together; seeds have an effect of their own."""
+    """95 +- 1 % for two arms, and for the intervals of four arms together; losses include a random effect per seed."""
     random = np.random.default_rng(seeds)
     effects = np.array([0.0, 0.5, -2.0, 1.0])
     losses = random.standard_normal((10_000, seeds, 4)) + 3 * random.standard_normal((10_000, seeds, 1)) + effects
@@ -255,7 +255,7 @@ DIVERGED = float("inf")
 
 
 def test_survivors_are_not_averaged_in_silence() -> None:
-    """b has the lower losses where it did not diverge: no verdict in its favour, and the sentence says both."""
+    """b has the lower losses in seeds without divergence: no verdict in its favour; the sentence gives both facts."""
     a, b = [2.0, 2.01, 1.99, 2.0, 2.01], [DIVERGED, 1.9, 1.91, 1.92, 1.9]
     (v,) = verdicts(runs_of({"a": a, "b": b}))
     assert v.verdict == "no difference shown" and v.high is not None and v.high < 0 and v.decided_by is None
@@ -266,14 +266,14 @@ def test_survivors_are_not_averaged_in_silence() -> None:
     )
     (v,) = verdicts(runs_of({"a": b, "b": a}))
     assert v.verdict == "no difference shown"
-    (v,) = verdicts(runs_of({"a": a, "b": [DIVERGED, 2.1, 2.11, 2.1, 2.12]}))  # worse both ways
+    (v,) = verdicts(runs_of({"a": a, "b": [DIVERGED, 2.1, 2.11, 2.1, 2.12]}))  # more divergences and a higher loss
     assert (v.verdict, v.decided_by) == ("a better", "loss")
     (v,) = verdicts(runs_of({"a": [DIVERGED, *a[1:]], "b": b}))  # as often as the other
     assert (v.verdict, v.diverged) == ("b better", [1, 1])
 
 
 def test_divergence_decides_where_fishers_test_does() -> None:
-    """Four of five against none: p = .048; three of three: .1."""
+    """Four of five against 0 of five: p = .048; three of three against 0: .1."""
     a = [2.0, 2.01, 1.99, 2.0, 2.01]
     (v,) = verdicts(runs_of({"a": a, "b": [1.8, *[DIVERGED] * 4]}))
     theirs = stats.fisher_exact([[0, 5], [4, 1]]).pvalue
@@ -316,7 +316,7 @@ def test_looks_keep_five_percent(looks: tuple[int, ...], level: float) -> None:
 
 
 def test_adding_seeds_until_it_is_significant_is_wrong() -> None:
-    """13 % with looks at 2 to 5 seeds."""
+    """13 % with looks after 2 to 5 seeds."""
     assert false_verdicts(range(2, 6), [0.05] * 4) == pytest.approx(0.13, abs=0.01)
     assert constant_level([]) == constant_level([5, 5]) == constant_level([1, 5]) == 0.05
 
@@ -358,7 +358,7 @@ def test_the_smallest_effect_by_seeds() -> None:
 
 @pytest.mark.parametrize(("seeds", "effect"), [(2, 6), (4, 4), (6, 4), (3, 2), (10, 0.5), (30, 0.5)])
 def test_power_is_a_number_everywhere(seeds: int, effect: float) -> None:
-    """Also where noncentral t routines give nan; equal to scipy's where that is a number, and to a simulation."""
+    """The power equals a simulation, and scipy's noncentral t if that is not NaN."""
     c, df = student_quantile(0.05, seeds - 1), seeds - 1
     found = power(effect * np.sqrt(seeds), c, df)
     theirs = stats.nct.sf(c, df, effect * np.sqrt(seeds)) + stats.nct.cdf(-c, df, effect * np.sqrt(seeds))
@@ -432,7 +432,7 @@ def test_a_verdict_in_words() -> None:
     slight = v.changed(equivalent=True, margin_share=0.02, difference=1.5e-6, low=1.4e-6, high=1.6e-6)
     assert finding(slight) == "equivalent within 2 %, gpt2@1m lower by more than chance explains"
     assert "+0.0000015 nats per token, 95% interval +0.0000014 to +0.0000016" in verdict_sentence(slight)
-    squared = verdict_sentence(v.changed(unit=""))  # a loss that is no likelihood
+    squared = verdict_sentence(v.changed(unit=""))  # a loss without a likelihood
     assert "nats" not in squared and "loss differs by +0.0380, 95% interval" in squared
     lower = v.changed(verdict="no difference shown", diverged=[2, 0], ended=[6, 6], p_diverged=0.45, detectable=0.02)
     told = verdict_sentence(lower)
@@ -441,7 +441,7 @@ def test_a_verdict_in_words() -> None:
 
 
 def test_divergences_are_judged_at_the_level_of_the_looks() -> None:
-    """Four of four against none of four is p = 1/35 = .0286: within 5 %, not within the .0276 of looks at 4 and 8."""
+    """Four of four against 0 of four is p = 1/35 = .0286: below 5 %, but not below the .0276 of looks after 4 and 8."""
     runs = runs_of({"a": [2.0, 2.1, 2.2, 2.3], "b": [np.inf] * 4})
     (once,), (twice,) = verdicts(runs), verdicts(runs, looks=(4, 8))
     assert (once.verdict, twice.verdict) == ("a better", "no verdict")

@@ -49,7 +49,7 @@ A = "gpt2@1m+layers=1+d_model=32+heads=2"
 B, C = f"{A}+rope", f"{A}+rmsnorm"
 PLAN: dict[str, Any] = {"tokens": 6 * 4 * 32, "batch_size": 4, "context": 32, "threads": 1, "dtype": "float32"}
 USUAL = {arm: float(f"{default_learning_rate(preset(arm)):.3g}") for arm in (A, B, C)}
-"""The rule's rates, as they stand in names."""
+"""Expression -> learning rate of the rule, rounded as in expressions."""
 
 
 @dataclass
@@ -160,7 +160,7 @@ def test_unequal_trials_are_an_error(other: dict[int, list[float]]) -> None:
 
 
 def measured(basins: dict[str, Basin], chance: Callable[[], float]) -> Callable[[list[int]], Any]:
-    """What `search` measures: every (arm, power, seed) once."""
+    """Returns the measuring function for `search`, which draws the loss of every (arm, power, seed) once."""
     held: dict[tuple[str, int, int], float] = {}
 
     def measure(grid: list[int]) -> Any:
@@ -410,7 +410,7 @@ def test_time_on_other_machines_is_not_limited(source: Path, tmp_path: Path) -> 
 
 
 def test_an_extension_beyond_the_time_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock on which a run of 8 s takes 8 s: 20 runs are within 2.8 minutes, 24 are not."""
+    """With a simulated clock of 8 s per run, 20 runs are within 2.8 minutes, 24 are not."""
     simulated = Simulated({A: Basin(3.0), B: Basin(3.0, best=4.2)})
     monkeypatch.setattr(tuning_module, "monotonic", lambda: 8.0 * len(simulated.runs))
     with refused(code="range", field="within"):
