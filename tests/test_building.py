@@ -1,4 +1,4 @@
-"""Weights begin from (seed, parameter name): any process draws any slice of any tensor alone."""
+"""Initial weights depend on (seed, parameter name): any process draws any slice of any tensor without the rest."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_threads_do_not_change_the_numbers():
 
 
 def test_the_numbers_of_rule_2():
-    """A change of these is a new rule: `WEIGHTS_RULE` says so, and comparisons do not mix the two."""
+    """A change of these numbers requires a new `WEIGHTS_RULE`, so that comparisons do not mix the two."""
     weight = nn.Parameter(torch.empty(4, 4))
     holder = nn.Module()
     holder.register_parameter("weight", weight)
@@ -191,7 +191,7 @@ def test_the_numbers_of_rule_2():
 
 
 class Own(nn.Module):
-    """A part of somebody else: one drawn matrix, one that is changed after it is drawn, one by a generator."""
+    """A user's part: one drawn matrix, one that is changed after it is drawn, one by a generator."""
 
     def __init__(self, d: int):
         super().__init__()
@@ -206,7 +206,7 @@ class Own(nn.Module):
 
 
 def test_a_part_may_fill_its_weights_as_it_likes():
-    """What is not drawn alone is made whole, then cut."""
+    """Weights that cannot be drawn by slices are made whole, then cut."""
     with torch.device("meta"):
         outline = nn.Sequential(Own(8), Own(8), nn.Linear(8, 8))
     whole = nn.Sequential(Own(8), Own(8), nn.Linear(8, 8))

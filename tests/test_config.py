@@ -65,7 +65,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def refusal(value: Any) -> str:
-    """What is said of a tree that is wrong: one sentence."""
+    """Returns the one-sentence error of an invalid tree."""
     with pytest.raises(RequestError) as refused:
         ModelConfig.from_dict(value).check()
     message = str(refused.value)
@@ -321,7 +321,7 @@ def test_parts_that_do_not_fit_say_so_at_once(changes: str, words: str):
     ],
 )
 def test_a_scaling_without_meaning_is_refused_before_it_divides_by_zero(scaling: dict):
-    """r / (r - 2) at r = 2, and ramps that end before they begin: a sentence, or at least finite logits."""
+    """r / (r - 2) at r = 2, and ramps that end before their start: a sentence, or at least finite logits."""
     tree = changed("stack.0.blocks.0.mixer.position.fraction", 0.25)  # r = 2
     tree["stack"][0]["blocks"][0]["mixer"]["position"]["scaling"] = scaling
     try:
@@ -664,7 +664,7 @@ def test_the_schema_takes_what_is_written(name: str):
     ],
 )
 def test_the_schema_takes_what_the_loader_takes(path: str, value: Any):
-    """A part by its kind alone where no field is needed; a mapping only with its kind."""
+    """A part may be only its kind if it needs no fields; a mapping must have a kind."""
     tree = changed(path, value)
     try:
         ModelConfig.from_dict(tree)
@@ -838,7 +838,7 @@ def test_a_part_of_another_axis_is_refused(doubled: type[NormConfig]):
 
 
 def test_a_key_that_is_given_the_same_value_twice_is_let_pass(tmp_path: Path):
-    """As published files have it, now and then."""
+    """Some published files repeat a key."""
     text = json.dumps(LLAMA.to_dict()).replace('"d_model":', f'"d_model": {LLAMA.d_model}, "d_model":', 1)
     assert text.count('"d_model"') == 2 and ModelConfig.from_file(write(tmp_path, text, "model.json")) == LLAMA
 

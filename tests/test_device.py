@@ -1,7 +1,7 @@
-"""What holds on the CPU holds on another device: nothing stays behind, and nothing needs fp64 where there is none.
+"""Everything works on another device as on the CPU: no tensor stays behind, and nothing requires fp64.
 
-The device is tests/elsewhere.py's, whose numbers are the CPU's: it shows what is on the wrong side, not what a kernel
-of CUDA or MPS computes.
+The device is tests/elsewhere.py's, which computes on the CPU: it finds tensors on the wrong device, but does not test
+kernels of CUDA or MPS.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def alike(here: object, there: object, tolerance: float = 1e-5) -> None:
-    """Equal, tensors and floats but for rounding, wherever they lie."""
+    """Asserts that two values are equal, tensors and floats up to rounding, on any devices."""
     if isinstance(here, Tensor):
         assert isinstance(there, Tensor)
         here, there = here.detach().cpu(), there.detach().cpu()
@@ -70,7 +70,7 @@ def alike(here: object, there: object, tolerance: float = 1e-5) -> None:
         assert here == there
 
 
-# The device itself: a test on it proves something only where it refuses
+# The device itself: tests on it are only as strong as its refusals
 
 
 def test_it_refuses_what_a_device_refuses():
@@ -90,7 +90,7 @@ def test_it_refuses_what_a_device_refuses():
             lambda: there.double(),
             lambda: torch.zeros(2, dtype=torch.float64, device=name),
         ):
-            with pytest.raises((RuntimeError, TypeError), match=r"beside what|generator of another|numpy|no torch"):
+            with pytest.raises((RuntimeError, TypeError), match=r"with tensors on|generator of another|numpy|no torch"):
                 wrong()
     with elsewhere.device() as name:
         assert torch.ones(2, dtype=torch.float64, device=name).sum().item() == 2
@@ -269,7 +269,7 @@ def slow(*values: Any) -> Any:
     ],
 )
 def test_training_and_resuming(text: TextData, tmp_path: Path, name: str, more: dict[str, Any], device: str) -> None:
-    """The run is that of the CPU, step by step, is measured as there, and goes on from its checkpoint bit for bit."""
+    """The run equals that of the CPU step by step, is measured alike, and resumes from its checkpoint bit for bit."""
     config = config_of(name) if "mamba" not in name else preset(f"{name}+layers=2+d_model=32")
     recipe = {**TEN, **more, "dtype": "float32", "tokens": 4 * BATCH * CONTEXT, "evaluation_tokens": 8 * CONTEXT}
     here = train(config, text, {**recipe, "device": "cpu"}, tmp_path / "here")

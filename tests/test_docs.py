@@ -76,7 +76,7 @@ def test_the_page_is_there_and_fresh(page: Page):
     before, after = written(page, "MEASURED").split("MEASURED")
     assert text.startswith(before) and text.endswith(after), "run `make docs`, or python -m experiments.docs NAME"
     measured = text[len(before) : -len(after)]
-    assert re.search(r"\d", measured), "a figure without a number beside it"
+    assert re.search(r"\d", measured), "a figure without numbers"
 
 
 def test_the_page_of_own_parts_has_the_files_of_the_examples():
@@ -218,12 +218,12 @@ def test_pages_lie_where_the_index_says():
 
 every_part = pytest.mark.parametrize("part", list(part_pages().values()), ids=lambda part: part.name)
 NO_PAGE = {"bidirectional", "mlp", "glu"}
-"""What encoders see, of which the pages of docs/kinds tell, and the networks that every layer has."""
+"""Parts without a page: the visibility of encoders, described in docs/kinds, and the usual FFNs."""
 
 
 @every_part
 def test_the_page_of_a_part_is_fresh(part: PartPage):
-    """Words, formula and costs: all of it but the picture."""
+    """Words, formula and costs are those written now; the picture is not compared."""
     assert part.path.read_text(encoding="utf-8") == written_part(part), "run python -m experiments.docs " + part.name
     assert part.figure.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert len(part.loses.split()) > 30, "say honestly when it loses"

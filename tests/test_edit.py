@@ -1,4 +1,4 @@
-"""Reaching in, and what capture can be told: layers, heads, positions, reductions, pooled maps, compiled models."""
+"""Edits, and options of capture: layers, heads, positions, reductions, pooled maps, compiled models."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_an_edit_of_the_logits_reaches_the_loss():
 
 @pytest.mark.parametrize("expression", FAMILIES)
 def test_the_pattern_itself_can_be_edited(expression: str):
-    """Every query looks at itself alone: then z is its own value."""
+    """If every query attends only to its own position, z is the value there."""
     model = tiny(expression)
     with gf.edit(model, {"layers.1.mixer.pattern": lambda a: torch.eye(a.shape[-1]).expand_as(a)}):
         seen = gf.capture(model, TOKENS, "layers.1.mixer.*")
@@ -166,7 +166,7 @@ def test_other_dtypes_are_brought_back():
         assert torch.equal(logits_of(model), logits_of(model)) and logits_of(model).dtype == torch.bfloat16
 
 
-# Compiled models: in a process of their own, since the checks of shapes that tests switch on cannot be compiled
+# Compiled models: in a separate process, because the checks of shapes that tests switch on cannot be compiled
 
 COMPILED = """
 import warnings
@@ -227,7 +227,7 @@ def alone(code: str) -> str:
     return done.stdout
 
 
-# What capture is told
+# Options of capture
 
 
 def test_layers():
@@ -307,7 +307,7 @@ def test_pooling_keeps_the_largest_of_every_tile(pool: int, positions: list[int]
     whole = whole if positions is None else whole[:, :, positions]
     seen = gf.capture(model, TOKENS, name, pool=pool, positions=positions)[name]
     height, width = -(-whole.shape[2] // pool), -(-12 // pool)
-    expected = F.max_pool2d(whole, (height, width), ceil_mode=True)  # -inf where nobody sees anybody, as there
+    expected = F.max_pool2d(whole, (height, width), ceil_mode=True)  # -inf in tiles without a visible pair
     assert torch.equal(seen, expected) and max(seen.shape[2:]) <= pool
 
 
@@ -330,7 +330,7 @@ def test_a_small_map_is_not_pooled_and_a_large_one_says_so(small_blocks: None):
 @pytest.mark.parametrize("length", [10, 12])
 @pytest.mark.parametrize("size", range(1, 12))
 def test_the_size_that_is_said_is_the_size_that_is_given(length: int, size: int):
-    """What memory allows is a bound: of 12 tokens and room for 11, tiles of two make 6."""
+    """The memory is a bound: for 12 tokens and room for 11, tiles of two give 6."""
     model, name = tiny("llama@1m"), "layers.1.mixer.pattern"
     row = 2 * 4 * 4  # bytes of a cell of every head of both texts
     with pytest.warns(UserWarning, match="are pooled to") as said:

@@ -110,7 +110,7 @@ REPEATS = {
     "gpt2@1m": {"learned", "layernorm", "pre", "mha", "causal", "gelu_tanh", "bias", "tied", "noembednorm"},
     "llama@1m": {"rope", "rmsnorm", "pre", "mha", "causal", "swiglu", "nobias", "untied", "noembednorm"},
 }
-"""What the model already is; the change then changes nothing."""
+"""Model -> changes that it already has, and which therefore change nothing."""
 
 REFUSES = {"gpt2@1m": {"interpolate:4", "ntk:4", "dynamic_ntk:4", "yarn:4"}, "llama@1m": set[str]()}
 """Changes of parts that the model does not have."""
@@ -209,7 +209,7 @@ def test_patterns_that_are_none_are_refused(pattern: str, code: str, field: str)
 
 
 def test_a_mixer_says_what_it_does_not_have():
-    """In a model of several, the others are changed; where none has the property, the change is refused."""
+    """If no mixer of the model has the property, the change is refused; otherwise only those that have it change."""
     with pytest.raises(RequestError) as refused:
         preset("llama@1m+mamba+window:16")
     assert (refused.value.code, refused.value.field) == ("unsupported", "mixer.visibility")
@@ -221,7 +221,7 @@ def test_a_mixer_says_what_it_does_not_have():
      ("alibi", "retention"), ("gqa:2", "stack:mamba*"), ("visibility.kind=bidirectional", "mixer.kind=mamba")],
 )  # fmt: skip
 def test_a_mixer_does_not_drop_silently_what_it_would_refuse(change: str, mixer: str):
-    """What a later mixer does not have is refused in both orders; what it has, it keeps."""
+    """A property that a mixer lacks is refused in both orders; one that it has is kept."""
     for changes in (f"{change}+{mixer}", f"{mixer}+{change}"):
         with pytest.raises(RequestError):
             preset(f"llama@1m+{changes}")
@@ -351,7 +351,7 @@ def meant(size: str) -> float:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_sizes_mean_what_they_say(model: str, size: str):
-    """The layers alone; but 124m is GPT-2's own name for itself, which counts its tables."""
+    """Sizes count only layers; but 124m is GPT-2's own name, which includes its tables."""
     config = preset(f"{model}@{size}")
     count = preset("gpt2@124m").num_params() if size == "124m" else config.num_params(embeddings=False)
     assert abs(count - meant(size)) < 0.25 * meant(size)
@@ -842,7 +842,7 @@ def test_later_changes_reach_experts_and_leave_them_experts() -> None:
 
 
 def test_layers_share_keys_and_values():
-    """Of every so many layers the first makes them; the state and the maps of the others are gone."""
+    """In each group of layers the first is the KV source; the reusers have neither state nor projections."""
     owner, taker = ["attention", "shared_attention"]
     assert kinds("llama@1m+share:2") == [owner, taker] * 2
     assert kinds("llama@10m+share:3") == [owner, taker, taker] * 2

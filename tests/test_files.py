@@ -121,7 +121,7 @@ BEAT, PATIENCE = 0.02, 0.3
 
 
 def left(place: Path, **fields: object) -> None:
-    """The file of a process that is gone, or is on another machine."""
+    """Writes the owner file of a process that has ended, or is on another machine."""
     (place / OWNER).write_text(json.dumps({"host": "elsewhere", "pid": 1, "machine": "x", "token": "t", **fields}))
 
 
@@ -134,7 +134,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_an_owner_elsewhere_is_gone_when_it_stops_counting(tmp_path: Path) -> None:
-    """By the clock of whoever watches; the file's own times are not looked at."""
+    """Time is measured by the watcher's clock; the file's times are ignored."""
     left(tmp_path)
     os.utime(tmp_path / OWNER, (0, 0))
     began = time.monotonic()
@@ -149,8 +149,8 @@ def test_an_owner_elsewhere_is_gone_when_it_stops_counting(tmp_path: Path) -> No
 def test_one_that_is_known_to_be_gone_is_not_waited_for(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process of this machine that is there no more, and the same job before it was queued again. A torn file is of
-    nobody in particular and is waited for."""
+    """Known to be gone are an ended process of this machine, and the same job before it was queued again. A torn file
+    has no known owner, so that it is waited for."""
     with only_writer(tmp_path, True, BEAT, PATIENCE):
         here = json.loads((tmp_path / OWNER).read_text())["machine"]
     monkeypatch.setenv("SLURM_JOB_ID", "17")
@@ -163,7 +163,7 @@ def test_one_that_is_known_to_be_gone_is_not_waited_for(
 
 
 def test_one_that_was_held_up_too_long_ends(tmp_path: Path) -> None:
-    """Another one has taken over meanwhile: what it finds there is not its own, and it leaves that alone."""
+    """If another process has taken over, the file is not its own, and it leaves the file unchanged."""
     lost = threading.Event()
     with only_writer(tmp_path, True, BEAT, PATIENCE, lost.set):
         left(tmp_path)

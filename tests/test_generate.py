@@ -217,7 +217,7 @@ def test_learned_positions_end_and_say_so():
 
 
 def test_nothing_is_generated_before_the_request_is_judged():
-    """`stream` is lazy, but a wrong request is known at the first step and leaves the mode alone."""
+    """`stream` is lazy, but an invalid request is refused at the first step and does not change the mode."""
     model = tiny().train()
     with pytest.raises(RequestError):
         next(stream(model, prompt(), 0))
@@ -227,7 +227,7 @@ def test_nothing_is_generated_before_the_request_is_judged():
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3, "top_k": 9, "repetition_penalty": 1.3}])
 @pytest.mark.parametrize("k", [0, 1, 4, 1000])
 def test_log_probabilities_are_those_of_the_uncached_model(k: int, options: dict):
-    """Of what was chosen and of the likeliest, before any warper; asking for them changes no token."""
+    """Log-probabilities of chosen and most likely tokens are before any warper; asking for them changes no token."""
     model, tokens = tiny(context=64).eval(), prompt(3, 5)
     steps = list(stream(model, tokens, 7, logprobs=k, **options))
     text = torch.cat([tokens, torch.stack([one.tokens for one in steps], dim=1)], dim=1)
@@ -266,7 +266,7 @@ RAGGED = [[5, 9, 2, 30, 11, 7, 7, 1, 19], [4], [8, 8, 3, 12]]
 )
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_rows_of_unequal_length_go_on_as_each_does_alone(expression: str, temperature: float):
-    """Attention, a window, recurrences, learned positions, biases; each row draws from a generator of its own."""
+    """Attention, a window, recurrences, learned positions, biases; each row has a separate generator."""
     model, before = tiny(expression).eval(), [list(row) for row in RAGGED]
     more = {"temperature": temperature, "seed": 3}
     out = generate(model, RAGGED, 12, repetition_penalty=1.3, frequency_penalty=0.2, **more)

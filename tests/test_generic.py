@@ -115,8 +115,8 @@ def covering() -> list[Row]:
 
 @dataclass(frozen=True)
 class Case:
-    """One model: an expression, and what no expression can say: a rotary scaling, and the changes of each of its two
-    layers alone."""
+    """One model: an expression, and two changes that no expression has: a rotary scaling, and changes of single
+    layers."""
 
     expression: str
     scaling: str = ""
@@ -136,11 +136,11 @@ class Case:
         return "decoder" if config.causal else "encoder"
 
     def attends(self) -> list[bool]:
-        """Whether each layer's mixer has patterns of attention: its state grows, and it has a kernel."""
+        """Returns True for each layer whose mixer has attention patterns: its state grows, and it has a kernel."""
         return list(_attends(self))
 
     def bounded(self) -> list[bool]:
-        """Whether the state of each layer stops growing, within the lengths of these tests."""
+        """Returns True for each layer whose state stops growing within the lengths of these tests."""
         config = self.config()
         mixers: list[Any] = [block.mixer for block in config.layers()]
         return [
@@ -150,7 +150,7 @@ class Case:
 
 
 def _bound(mixer: Any, config: ModelConfig) -> int | None:
-    """The latest tokens that a mixer keeps; None: all."""
+    """Returns the number of latest tokens that a mixer keeps; None if it keeps all."""
     if hasattr(mixer, "visibility"):
         return mixer.visibility.build(config.ctx).needed.last  # type: ignore[no-any-return]
     return mixer.reach(config.ctx)  # type: ignore[no-any-return]
@@ -207,7 +207,7 @@ NAMED = [
     if name not in ("mamba", "mamba2", "modernbert")  # they have no heads, or layers of two kinds, and are below
 ]
 PUBLISHED = [case for case in NAMED if case.kind() == "decoder"]
-"""Those with two towers have tests of their own, in tests/test_towers.py."""
+"""Published decoders; models with two towers are tested in tests/test_towers.py."""
 ENCODERS = [
     *(case for case in NAMED if case.kind() == "encoder"),
     Case(f"modernbert@1m+{TINY.replace('layers=2+', '')}"),
@@ -293,7 +293,7 @@ SIGHT = [
     Case(f"bloom@1m+{TINY}+kernel=banded", layers=("sinks+dilated:2:3", "chunked:5")),
     Case(f"gpt2@1m+{TINY}+sinks+longformer:4:1+gqa:2"),
 ]
-"""Sparse attention, and attention that may look at nothing."""
+"""Sparse attention, and attention that may attend to no token (sinks)."""
 OUTSIDE = [
     Case(f"llama@1m+{TINY}+ema+l1norm+sine"),
     Case(f"gpt2@1m+{TINY}+kernel=banded", layers=("ema:2+sine", f"window:{WINDOW}+l1norm+sine")),
@@ -404,7 +404,7 @@ def test_flops_are_those_a_counter_sees(case: Case):
     from torch.utils.flop_counter import FlopCounterMode
 
     def grouped(x: tuple[int, int], maps: tuple[int, int, int], *rest: object, **more: object) -> int:
-        return 2 * x[0] * maps[1] * maps[2]  # torch 2.13 has no formula of its own: every row meets one map
+        return 2 * x[0] * maps[1] * maps[2]  # torch 2.13 has no formula: each row passes one matrix
 
     model = with_kernel(case, "naive").build()
     known = {torch.ops.aten._grouped_mm: grouped}
@@ -445,7 +445,7 @@ def test_a_seed_names_the_weights(case: Case):
     weights, same, different = (dict(model.named_parameters()) for model in (first, again, other))
     assert all(torch.equal(weights[name], same[name]) for name in weights)
     for name, weight in weights.items():
-        if weight.dim() > 1 and "norm." not in name and not name.endswith(("A_log", "A_imag")):  # these begin alike
+        if weight.dim() > 1 and "norm." not in name and not name.endswith(("A_log", "A_imag")):  # equal for all seeds
             assert not torch.equal(weight, different[name]), name
 
 
@@ -468,7 +468,7 @@ def test_a_config_survives_its_files(case: Case, tmp_path: Path):
 
 @every_model
 def test_weights_survive_their_names(case: Case):
-    """What is saved under one seed and loaded over another gives the same logits."""
+    """Weights of one seed, loaded into a model of another, give the same logits."""
     model, tokens = built(case), draw(1, 5)
     other = case.config().build(seed=None).eval()
     other.load_state_dict(model.state_dict(), strict=True)
@@ -568,7 +568,7 @@ def test_cached_decoding_is_the_full_forward(case: Case):
 
 @every_decoder
 def test_left_padding_changes_nothing(case: Case):
-    """Ragged rows padded on the left, read in one batch and continued, against each row alone."""
+    """Ragged rows padded on the left, read in one batch and continued, against each row in a batch of one."""
     model, lengths, more = built(case), (3, 8, 6), 5
     width = max(lengths)
     texts = [draw(1, length + more, seed) for seed, length in enumerate(lengths)]
@@ -590,7 +590,7 @@ def test_left_padding_changes_nothing(case: Case):
 
 @every_decoder
 def test_a_prompt_may_come_in_pieces_with_documents(case: Case):
-    """Documents told chunk by chunk: the second piece goes on with the document the first one ended in."""
+    """Documents given chunk by chunk: the second piece continues the last document of the first."""
     model, tokens = built(case), draw(2, LENGTH)
     documents = torch.tensor([[3] * 4 + [1] * 8, [1] * 7 + [2] * 5])
     with torch.no_grad():
@@ -612,7 +612,7 @@ def test_given_positions_are_kept_while_decoding(case: Case):
 
 @every_decoder
 def test_given_positions_may_leave_gaps(case: Case):
-    """A state knows where its tokens stood: in one pass and in pieces, told at once, only at first, or later."""
+    """A state keeps the positions of its tokens: in one pass and in pieces, given always, only at first, or later."""
     model, tokens = built(case), draw(2, LENGTH)
     gaps = torch.tensor([[0, 1, 2, 3, 4, 9, 12, 13, 14, 15, 16, 17], [3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15]])
     with torch.no_grad():
@@ -629,7 +629,7 @@ def test_given_positions_may_leave_gaps(case: Case):
 @every_decoder
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_state_can_be_reordered(case: Case, padded: bool):
-    """Beam search: row i goes on as what row index[i] was."""
+    """After a reordering, as in beam search, row i continues as row index[i] would have."""
     model, tokens, index = built(case), draw(3, 9), torch.tensor([1, 1, 0])
     documents = torch.ones(3, 9, dtype=torch.long)
     if padded:
@@ -694,8 +694,8 @@ def test_truncation_refuses_what_is_not_there(case: Case):
 
 @every_decoder
 def test_rows_join_and_leave_a_running_batch(case: Case):
-    """Rows of different lengths, each read alone, go on together; one leaves and another takes its place. Every second
-    model looks at all slots, filled or not."""
+    """Rows of different lengths, each prefilled separately, continue in one batch; one leaves and another takes its
+    place. Every second model attends over all slots, filled or not."""
     model, max_len, whole = built(case), 20, DECODERS.index(case) % 2
     texts = [draw(1, n, seed) for seed, n in enumerate((14, 17, 15, 9))]
     with torch.no_grad():
@@ -713,7 +713,7 @@ def test_rows_join_and_leave_a_running_batch(case: Case):
             join(row, length)
         batch.spread(lengths)
         for step, count in enumerate((1, 1, 2, 1, 1, 1)):
-            if step == 3:  # the first text is replaced, and had filled its row with what is no number
+            if step == 3:  # the first text is replaced, and had filled its row with NaN
                 for layer in batch.layers:
                     for memory in layer.upto(lengths[0]).values() if layer is not None else ():
                         memory[0] = torch.nan
@@ -790,7 +790,7 @@ def test_a_full_state_refuses_another_token(case: Case):
 
 @every_model
 def test_looking_changes_nothing(case: Case):
-    """Bit for bit with the definition as kernel; fast ones step aside where a pattern is looked at."""
+    """Bit for bit with the definition as kernel; fast kernels are not used if a pattern has observers."""
     tokens = draw(2, LENGTH)
     for kernel in ("naive", None):
         config = case.config() if kernel is None else with_kernel(case, kernel)
@@ -833,7 +833,7 @@ def test_patterns_are_the_softmax_of_scores(case: Case):
         z = torch.einsum("bnst,btnh->bsnh", pattern, seen[at + "v"].repeat_interleave(repeats, 2))
         if getattr(mixer, "gated", False):
             z = z * torch.sigmoid(seen[at + "gate"])
-        own = getattr(built(case).layers[layer].mixer, "first", 0)  # global tokens look with projections of their own
+        own = getattr(built(case).layers[layer].mixer, "first", 0)  # global tokens have separate projections
         close(seen[at + "z"][:, own:], z[:, own:])
 
 
@@ -842,8 +842,8 @@ def test_patterns_are_the_softmax_of_scores(case: Case):
 
 @pytest.mark.parametrize("case", [*RECURRENT, *ENCODERS[2:]], ids=str)
 def test_effective_attention_is_the_map_of_a_mixer_without_softmax(case: Case):
-    """z is the map times what it mixes, and what it takes from its own token alone, also where documents end; where
-    the mixer is causal it sees no later token."""
+    """z is the map times its source plus a direct term of the token itself, also at ends of documents; the map of a
+    causal mixer has no future tokens."""
     model, tokens = built(case), draw(2, LENGTH)
     named = {site: name for name, site in sites(model).items()}
     documents = torch.tensor([[1] * 4 + [2] * 8, [0] * 3 + [1] * 9])
@@ -917,8 +917,8 @@ def test_half_precision_is_near_full(case: Case, kernel: str):
 
 @contextmanager
 def choosing_as_in_full(model: Model, tokens: Tensor) -> Iterator[None]:
-    """Inside, every router's p has the values of a pass over `tokens` in fp32, so that rounding moves no token to
-    another expert, and the gradient of its own; calls go on from where the last ended."""
+    """Gives every router's p, inside the block, the values of a pass over `tokens` in fp32, so that rounding moves no
+    token to another expert; gradients are those of the model's p. Each call continues after the last call's tokens."""
     routers = [name for name in sites(model) if name.endswith((".router", ".affinity"))]
     with torch.no_grad():
         full = capture(model, tokens, routers) if routers else {}
@@ -963,7 +963,7 @@ def hybrid(name: str, kernel: str) -> ModelConfig:
 @pytest.mark.parametrize("kernel", ["auto", "naive", "sdpa", "banded"])
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_layers_that_differ_live_in_one_model(name: str, kernel: str):
-    """Every kernel is the definition, and a ragged batch decoded step by step is each row alone."""
+    """Every kernel equals the definition, and a ragged batch decoded step by step equals each row in a batch of one."""
     config = hybrid(name, kernel)
     model, naive = config.build().eval(), hybrid(name, "naive").build().eval()
     assert config.num_params() == sum(p.numel() for p in model.parameters())

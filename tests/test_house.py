@@ -64,7 +64,7 @@ ONLY: dict[str, set[str]] = {
     "model": {"errors", "parts"},
     "report": {"errors", "figures", "config", "runs", "thresholds"},
 }
-"""Rooms that may use less than what lies below them."""
+"""Room -> the rooms that it may use, for rooms that may use fewer than all below."""
 
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 FILES = sorted(SRC.rglob("*.py"))
@@ -88,7 +88,7 @@ FACADE = "__init__"
 
 
 def rooms_used(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, room) of all that a file reaches; the facade where it imports the package itself, also for `__file__`."""
+    """Yields (line, room) of all rooms that a file imports; FACADE for the package itself, also for `__file__`."""
     for line, name in imported(path, tree):
         steps = name.split(".")
         if steps[0] != "glassformer":
@@ -144,7 +144,7 @@ def test_a_circle_is_seen(line: str, tmp_path: Path):
 
 @cache
 def bound(file: Path) -> set[str]:
-    """Names that a file binds; `*` where it computes them."""
+    """Returns the names that a file binds; `*` if it computes them."""
     names: set[str] = set()
     for node in walk(parsed(file)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -278,11 +278,11 @@ def test_an_init_file_names_and_does_nothing_else():
 
 
 ADAPTS = {"parts/mixer/installed.py": {"fla", "mamba_ssm"}}
-"""Files that call a library where it is installed -> the library."""
+"""Files that call optional libraries -> the libraries."""
 
 
 def strangers(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, name) of what a model's file uses beside torch and the few libraries that models may know."""
+    """Yields (line, name) of each import of a model's file that is neither torch nor an allowed library."""
     allowed = {
         "torch",
         "einops",
@@ -394,7 +394,7 @@ def places(text: str) -> Iterator[tuple[int, str]]:
 
 
 def test_nothing_names_a_place_outside_the_package():
-    """What is installed must make sense alone."""
+    """The installed package must make sense without the repository."""
     wrong = [
         f"{named(path)}:{line}: {word}"
         for path in sorted(SRC.rglob("*"))
@@ -461,7 +461,7 @@ def test_a_value_that_changes_is_seen(text: str):
     assert list(changing(ast.parse(text)))
 
 
-# How fast a device is, and what a compiler can follow, is asked beside the fast twins and not in the math
+# Questions to the device or the compiler are asked in files of fast twins, not in the math
 
 OPERATORS = {
     "memory.py": "pages that a CPU's system gives as they are written",
@@ -475,7 +475,7 @@ OPERATORS = {
     "mixer/chunked.py": "recurrences as operators of torch",
     "mixer/installed.py": "kernels of other libraries",
     "kernel/auto.py": "chooses a kernel",
-    "kernel/base.py": "the facts of a call, from which a kernel is chosen",
+    "kernel/base.py": "the facts of a call that choose a kernel",
     "kernel/direct.py": "blocks whose number a compiler cannot follow",
     "few_rows.py": "is machine code for one kind of processor",
     "kernel/flex.py": "needs a compiler",
@@ -493,7 +493,7 @@ DEVICES = {"cpu", "cuda", "mps", "xpu", "meta"}
 
 
 def device_questions(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, what) of each question to the device, the compiler or the clock."""
+    """Yields (line, name) of each question to the device, the compiler or the clock."""
     for node in walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "type" and ast.unparse(node.value).endswith("device"):
             yield node.lineno, ast.unparse(node)
@@ -514,8 +514,8 @@ def test_math_asks_neither_device_nor_compiler():
         if room_of(path) in ("parts", "model") and (found := list(device_questions(TREES[path]))):
             asking[named(path).removeprefix("parts/")] = [f"line {line}: {what}" for line, what in found]
     wrong = {name: lines for name, lines in asking.items() if name not in OPERATORS}
-    assert not wrong, f"ask beside the fast twin, in a file of its own: {wrong}"
-    assert set(OPERATORS) == set(asking), "a file that asks nothing is no exception"
+    assert not wrong, f"ask in a separate file of the fast twin: {wrong}"
+    assert set(OPERATORS) == set(asking), "only files that ask are exceptions"
 
 
 @pytest.mark.parametrize(
@@ -547,19 +547,19 @@ DEFINED = [
 ]
 CHOICES = {name for folder, name in DEFINED if folder in AXES or name.endswith("Config")}
 CHOICES -= {name for folder, name in DEFINED if folder not in AXES and not name.endswith("Config")} | {"PartConfig"}
-"""Classes that stand for one choice of an axis: those of an axis' folder, and every config."""
+"""Names of classes of a single choice: those of an axis' folder, and every config."""
 PART_NAMES = {*AXES, "block", "embedding", "head", "layer", "module", "part", "reparam", "scaling", "wiring"}
-"""Names by which the code calls a part."""
+"""Names of variables that hold a part."""
 ASKED_FREELY = {
     ("parts/building.py", "getattr"): "init_weights and reset_parameters are optional methods of any module",
     ("config.py", "getattr"): "shows every field of a part's config",
     ("training/optimizers/muon.py", "getattr"): "any module may declare the roles of its weight",
-    ("conversion/family.py", "AttentionConfig"): "narrows a block for the families, which alone import it",
-    ("conversion/family.py", "ExpertsConfig"): "narrows a block for the families, which alone import it",
+    ("conversion/family.py", "AttentionConfig"): "narrows a block for the families, its only users",
+    ("conversion/family.py", "ExpertsConfig"): "narrows a block for the families, its only users",
     ("conversion/gguf.py", "AttentionConfig"): "llama.cpp's fields are those of attention",
     ("conversion/gguf.py", "RotaryConfig"): "llama.cpp's fields are those of rotary positions",
-    ("conversion/gguf.py", "Llama3ScalingConfig"): "llama.cpp has a table of its own for this scaling",
-    ("conversion/gguf.py", "LongRopeScalingConfig"): "llama.cpp has a table of its own for this scaling",
+    ("conversion/gguf.py", "Llama3ScalingConfig"): "llama.cpp has a separate table for this scaling",
+    ("conversion/gguf.py", "LongRopeScalingConfig"): "llama.cpp has a separate table for this scaling",
     ("conversion/rope.py", "RotaryConfig"): "transformers' fields are those of rotary positions",
 }
 """(file, what it asks) -> why it may."""
@@ -584,8 +584,8 @@ def asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_a_part_is_asked_what_it_can_do():
-    """No `isinstance(x, AttentionConfig)`, no `getattr(mixer, "visibility", None)`: what such a question takes for
-    granted of a part that it does not know is a permission that nobody gave."""
+    """No `isinstance(x, AttentionConfig)`, no `getattr(mixer, "visibility", None)`: such a question assumes an answer
+    that an unknown part did not give."""
     wrong = [
         f"{named(path)}:{line}: {what}"
         for path, tree in TREES.items()
@@ -629,7 +629,7 @@ def statements(path: str, method: str) -> list[ast.stmt]:
 
 
 def test_a_block_is_three_lines():
-    """Its wiring joins a mixer and a network. What parallelism, experts or the loss need is said in their own files."""
+    """Its wiring joins a mixer and an FFN. Code of parallelism, experts and losses is in their own files."""
     *made, last = statements("model.py", "Block.forward")
     assert len(made) <= 2 and all(isinstance(node, ast.Assign) for node in made), [*map(ast.unparse, made)]
     assert ast.unparse(last) == "return self.resid_post(self.residual(self.resid_pre(x), mixer, ffn))"
@@ -741,7 +741,7 @@ def test_importing_the_package_imports_no_torch():
 
 
 def test_pages_import_no_torch():
-    """Reports read what was written: of the runs, the types alone."""
+    """Reports read files: they use only the types of runs."""
     done = python("import sys, glassformer.report; print('torch' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr
 
@@ -804,10 +804,10 @@ FROM_THE_MODEL = {
 """Constructor arguments that a config may leave to the model around it."""
 ELSEWHERE = {
     "rotary": {"dim"},  # `fraction` of the head
-    "alibi": {"scale"},  # where it is `scaled`
-    "relative_bias": {"table"},  # of so many buckets
+    "alibi": {"scale"},  # only if `scaled`
+    "relative_bias": {"table"},  # the table of `buckets` rows
     "latent_attention": {"q_norm", "kv_norm"},  # both from `norm`
-    "experts": {"router", "shared"},  # parts of their own
+    "experts": {"router", "shared"},  # separate parts
 }
 NOT_ARGUMENTS = {
     "head": {"labels"},  # names for a reader, no tensor depends on them
@@ -818,7 +818,7 @@ NOT_ARGUMENTS = {
     "alibi": {"scaled"},
     "relative_bias": {"buckets", "shared"},  # the table's, and whose it is
     "latent_attention": {"norm"},
-    "identity": {"eps"},  # there is no quotient
+    "identity": {"eps"},  # without a quotient
     "pre": {"mixer_normed"},  # a norm is given, or none
     "parallel": {"shared_norm"},  # one norm is given, or two
     "experts": {"n_shared", "shared_hidden", "router_bias", *inspect.signature(Router).parameters},
@@ -863,8 +863,8 @@ def test_the_table_of_parts_is_whole():
         "head": "head",
         "init": "deepnorm gpt2 small xavier",
         "kernel": "auto banded direct flex naive sdpa",
-        "mixer": "attention beside conv cross_attention gated_deltanet global_attention gru latent_attention "
-        "linear_attention linformer lstm mamba mamba2 performer retention rglru s4 shared_attention xl_memory",
+        "mixer": "attention conv cross_attention gated_deltanet global_attention gru latent_attention linear_attention "
+        "linformer lstm mamba mamba2 performer retention rglru s4 shared_attention xl_memory",
         "norm": "batchnorm identity layernorm rmsnorm",
         "position": "alibi learned relative_bias rotary sinusoidal temperature",
         "projection": "cross fused separate",
@@ -873,9 +873,8 @@ def test_the_table_of_parts_is_whole():
         "rotary_scaling": "dynamic_ntk linear llama3 longrope ntk yarn",
         "visibility": "bidirectional bigbird causal chunked dilated longformer prefix sliding_window",
     }
-    assert {(cls.axis, cls.kind) for cls in PARTS} == {
-        (axis, kind) for axis in expected for kind in expected[axis].split()
-    }
+    kinds = {(axis, kind) for axis in expected for kind in expected[axis].split()}
+    assert {(cls.axis, cls.kind) for cls in PARTS} == kinds | {("mixer", "beside")}
     assert AttentionConfig.kind == "attention" and SlidingWindowConfig.kind == "sliding_window"
     assert EmbeddingConfig.kind == "embedding" and HeadConfig.kind == "head" and NormConfig.kind == ""
 
@@ -886,7 +885,7 @@ which writes an error before anything heavy is imported."""
 
 
 def writers_of_json(trees: dict[Path, ast.Module]) -> set[str]:
-    """Names of the files that call `dumps`."""
+    """Returns the names of the files that call `dumps`."""
     return {
         named(path)
         for path, tree in trees.items()

@@ -1,4 +1,4 @@
-"""Sites: their names are public, and a pattern that names none is refused."""
+"""Sites: their names are public, and a pattern without a match is refused."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_hooks_go_when_the_pass_fails():
 
 
 def test_an_edit_at_a_site_reaches_the_logits():
-    """The same sites serve for reaching in: a hook that returns a value replaces the one that was there."""
+    """A hook at a site that returns a value replaces the site's value."""
     model = tiny(f"llama@1m+layers=1+{TINY}")
     known = sites(model)
     for name in (

@@ -1,4 +1,4 @@
-"""What several rooms know is written in one place: copies drift apart."""
+"""Facts that several rooms need are written in one place, because copies drift apart."""
 
 from __future__ import annotations
 
@@ -215,11 +215,12 @@ def judging(path: str, tree: ast.Module) -> list[str]:
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 ZERO = re.compile(r"\blow\b['\"\]]*( or 0\.0\)?)? > 0\b|\bhigh\b['\"\]]*( or 0\.0\)?)? < 0\b")
-"""An interval held against zero."""
+"""Pattern of a comparison of an interval with zero."""
 BESIDES = {"runs/results.py", "text/patterns.py"}
-"""A verdict's own property; and repetitions in a regular expression, which are no interval."""
+"""Files exempt from ZERO: a verdict's own property, and the repetitions of regular expressions."""
 OPTIMA = {"laboratory/pages/scaling.py", "report/summary.py"}
-"""The best use of compute by a law; and the mark of the best arm, which is named so in the style sheet."""
+"""Files that may write "best": for the best use of compute by a law, and for the mark of the best arm in the style
+sheet."""
 
 
 def _has_text(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> bool:
@@ -242,7 +243,7 @@ def test_there_is_one_judge():
         "from scipy.stats import ttest_rel", "def f():\n    import scipy.special",
         "from ..runs.contrasts import contrasts",
         "from glassformer.runs.verdicts import verdicts", "decided = one['low'] > 0 or one['high'] < 0",
-        "if pair.high < 0: pass", "told = 'a better'", "mark = 'best'", "words = f'{name} is better'",
+        "if pair.high < 0: pass", "words = 'a better'", "mark = 'best'", "words = f'{name} is better'",
     ],
 )  # fmt: skip
 def test_a_second_judge_is_seen(line: str):

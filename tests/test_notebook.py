@@ -1,4 +1,4 @@
-"""What configs and models show of themselves in a notebook."""
+"""The HTML of configs, models and diagnoses in a notebook."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_what_the_tables_name_is_there():
 
 @pytest.fixture
 def commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A repository of its own, and a function that adds a commit."""
+    """Makes a new repository; returns a function that adds a commit."""
     monkeypatch.delenv(quick.PHASE, raising=False)
     monkeypatch.setattr(quick, "__file__", str(tmp_path / "quick.py"))
 

@@ -64,7 +64,7 @@ def texts() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def moved(config: ModelConfig) -> Model:
-    """With every parameter away from the zeros and ones where it begins."""
+    """Returns the model with noise on every parameter, because some are initialised to zeros or ones."""
     model = config.build(seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_sites_of_both_towers_are_looked_at_and_edited(config: ModelConfig, text
     shapes = {name: tuple(value.shape[-2:]) for name, value in seen.items()}
     assert shapes["encoder.layers.1.mixer.pattern"] == (T, T)
     assert shapes["layers.0.mixer.pattern"] == (S, S) and shapes["layers.1.mixer.pattern"] == (S, T)
-    assert not seen["layers.1.mixer.pattern"][0, ..., 5:].any()  # nobody looks at padding
+    assert not seen["layers.1.mixer.pattern"][0, ..., 5:].any()  # no token attends to padding
     plain = model(tokens, source=source)
     with gf.edit(model, {"encoder.layers.1.mixer.z": torch.zeros_like}):
         edited = model(tokens, source=source)
@@ -234,7 +234,7 @@ def test_a_plain_text_trains_no_encoder():
 
 
 def test_an_optimizer_takes_every_parameter_once(config: ModelConfig):
-    """A tied table is the decoder's alone."""
+    """A tied table counts only for the decoder."""
     model = config.build(seed=0)
     groups = parameter_groups(model, 1e-3, 0.1, {})
     assert sorted(id(one) for group in groups for one in group["params"]) == sorted(map(id, model.parameters()))

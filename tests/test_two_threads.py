@@ -102,7 +102,7 @@ def test_an_edit_in_one_thread_leaves_the_other_compiled(model: gf.Model) -> Non
 
     def edits(meet: threading.Barrier) -> None:
         with pytest.warns(UserWarning, match="it runs eagerly"), gf.edit(compiled, {"embed": lambda x: x * 2}):
-            meet.wait()  # the other begins
+            meet.wait()  # the other starts
             doubled = compiled(TOKENS)
             meet.wait()  # it has ended
         assert not torch.equal(doubled, plain) and torch.equal(compiled(TOKENS), plain)

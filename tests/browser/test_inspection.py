@@ -63,7 +63,7 @@ def seen() -> Inspection:
 
 @pytest.fixture(scope="module")
 def long() -> Inspection:
-    """Of 300 tokens, so that maps have tiles; one token of it stands out."""
+    """Returns an inspection of 300 tokens, so that maps have tiles; the residual norm of one token is an outlier."""
     found = read(loud("llama@1m+vocab_size=257+context=512"), LONG[:300], name="llama")
     rms = found.residual_rms.clone()
     rms[2:, 30] = 4000.0
@@ -140,7 +140,7 @@ def test_two_clicked_tokens_of_a_long_text_have_the_weights_that_are_kept(
 
 
 def test_no_word_is_invisible(page: Path, view: View):
-    """The bytes of " " and of U+00A0 are tokens of their own here, and among the predicted."""
+    """The bytes of " " and of U+00A0 are single tokens here, and among the predicted."""
     opened = view(page)
     for where in ("#strip span", "#lens-grid td", "#predictions .chip", "#lens-grid thead th"):
         words = opened.locator(where).all_text_contents()

@@ -284,7 +284,7 @@ def test_counts_of_a_page(value: float, words: str) -> None:
 
 
 def _boxes(svg: str) -> list[tuple[float, float, float, float]]:
-    """What the names of a scatter chart cover."""
+    """Returns the boxes (left, top, right, bottom) of the names in a scatter chart."""
     found = re.findall(r'<text x="([\d.-]+)" y="([\d.-]+)" text-anchor="(\w+)" class="gf-name">([^<]*)<', svg)
     boxes = []
     for x, y, anchor, words in found:
