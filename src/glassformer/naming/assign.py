@@ -24,9 +24,9 @@ OF_MIXER = ("position", "visibility", "kernel", "qk_norm")
 
 
 def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
-    """Returns the config with the value at a path. A path that starts at a part of a block (norm.eps, position.base)
-    sets it in every block that has it, in an encoder too (but visibility); norm also in the final norm and the
-    embedding's. Raises RequestError."""
+    """Returns the config with `value` at a dotted path. A path that starts at a part of a block (norm.eps,
+    position.base) sets the field in every block that has it, in an encoder too (except visibility); norm also sets the
+    final norm and the embedding's. Raises RequestError."""
     tree = config.to_dict()
     first, *rest = steps = ALIASES.get(path, path).split(".")
     if first == RECIPE:
@@ -66,5 +66,5 @@ def assign(config: ModelConfig, path: str, value: str) -> ModelConfig:
 
 
 def _having(blocks: list[Any], part: str, field: str) -> list[Any]:
-    """Returns the blocks whose part has the field; all blocks if none has it, so that the error names the field."""
+    """Returns the blocks whose `part` has the field; all blocks if none does, so that the error names the field."""
     return [block for block in blocks if block[part] is not None and field in block[part]] or blocks

@@ -1,4 +1,4 @@
-"""Names that an expression may use, as a value that prints itself."""
+"""Catalogue of the names that an expression may use, a value that prints itself."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from glassformer.parts.core.words import Word
 
 @dataclass(frozen=True)
 class PresetCatalogue(Printed):
-    """Presets, families, sizes and changes that expressions are made of, or those that contain a word."""
+    """Presets, families, sizes and changes for expressions; with `word`, only those that contain it."""
 
     word: str = ""
 
     @classmethod
     def of(cls, word: str | None) -> Self:
-        """Returns the names that contain the word, all of them without one. Raises RequestError if none does."""
+        """Returns the catalogue of names that contain `word`, or for None of all names. Raises RequestError if no name
+        does."""
         found = cls("" if word is None else word.lower().lstrip("+@"))
         if not (found.presets or any(found.changes.values())):
             known = [*PRESETS, *FAMILIES, *changes()]
@@ -37,24 +38,26 @@ class PresetCatalogue(Printed):
 
     @property
     def presets(self) -> list[str]:
-        """Published models whose name or family contains the word."""
+        """Names of published models that contain the word, or whose family does."""
         families = {published: family for family, published in FAMILIES.items()}
         return [name for name in PRESETS if self.word in name or self.word in families.get(name, "")]
 
     @property
     def changes(self) -> dict[str, list[Word]]:
-        """Short names that contain the word, by the axis of the part that declares them."""
+        """Axis of the part that declares it -> short names of changes that contain the word."""
         return {axis: [one for one in some if self.word in f"{axis} {one}"] for axis, some in words().items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns presets with their parameters, families with their presets, sizes, and changes."""
+        """Returns presets with their number of parameters, families with their preset, sizes, and changes, as plain
+        values."""
         counts = {name: PRESETS[name]().num_params() for name in self.presets}
         families = {family: name for family, name in FAMILIES.items() if name in counts}
         short = [one.name for some in self.changes.values() for one in some]
         return {"presets": counts, "families": families, "sizes": SIZES, "changes": short}
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields a table of the presets, the sizes, and the changes by the part that declares them."""
+        """Yields the catalogue for a terminal: a table of the presets, the sizes, and the changes by the part that
+        declares them."""
         table = ruled()
         for heading in ("model", "parameters", "layers", "width", "family name"):
             table.add_column(heading)

@@ -1,4 +1,4 @@
-"""Changes of a config: +word, +word:value and +path=value.
+"""Changes of a config, as an expression writes them: +word, +word:value and +path=value.
 
 Words are declared by parts. This module defines, for each axis, how a choice enters a model."""
 
@@ -24,7 +24,7 @@ from glassformer.parts.vectors import VectorsConfig
 
 
 class Undone(UserWarning):
-    """Warning that a change of an expression undoes a choice made before it."""
+    """Warning that a change of an expression undoes a choice made before."""
 
 
 Change = Callable[[ModelConfig], ModelConfig]
@@ -32,7 +32,7 @@ Fields = Mapping[str, Any]
 
 
 def each_block(config: ModelConfig, change: Callable[[BlockConfig], BlockConfig], encoder: bool = True) -> ModelConfig:
-    """Returns the config with every block changed, also those of an encoder unless `encoder` is False."""
+    """Returns the config with `change` applied to every block, those of an encoder too unless `encoder` is False."""
 
     def changed(tower: TowerConfig) -> tuple[Stage, ...]:
         return tuple(stage.replace(blocks=tuple(change(block) for block in stage.blocks)) for stage in tower.stack)
@@ -44,14 +44,16 @@ def each_block(config: ModelConfig, change: Callable[[BlockConfig], BlockConfig]
 
 
 def each_end(config: ModelConfig, change: Callable[[TowerConfig], dict[str, Any]]) -> ModelConfig:
-    """Returns the config with fields around the blocks changed, in both towers."""
+    """Returns the config with the fields around the blocks (embedding, final norm) that `change(tower)` returns, in
+    both towers."""
     encoder = config.encoder and config.encoder.replace(**change(config.encoder))
     return config.replace(**change(config), encoder=encoder)
 
 
 def each_mixer(config: ModelConfig, change: str, value: Any, required: bool = True) -> ModelConfig:
-    """Returns the config with the property changed in every mixer that has it; a callable value is called with the old
-    value and the block's norm. Raises RequestError if no mixer has it and the change is `required`."""
+    """Returns the config with the mixers' property `change` set to `value` wherever a mixer has it; a function `value`
+    is called with (old value, norm of the block). Raises RequestError if no mixer has it and the change is
+    `required`."""
     found = []
 
     def fit(block: BlockConfig) -> BlockConfig:
@@ -88,8 +90,8 @@ def _norm(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 
 
 def _residual(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    """Replaces the residual wiring. A wiring whose blocks end in a norm removes the final norm, others restore it. An
-    init that belongs to a wiring is set and removed with it."""
+    """Returns the config with another residual wiring. A wiring whose blocks end in a norm removes the final norm,
+    others restore it. An init that belongs to a wiring is set and removed with it."""
     if not choice.kind:
         return each_block(config, lambda block: block.replace(residual=block.residual.replace(**fields)))
     norm = next(config.layers()).norm
@@ -130,7 +132,8 @@ def _mixer(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 
 
 def _position(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    """Sets the position at the embedding or in the mixers, and removes it from the other place; +nope removes both."""
+    """Returns the config with the position at the embedding or in the mixers, and none in the other place; +nope
+    removes both."""
 
     def at(place: str, old: Any) -> Any:
         return choice.replacing(old, **fields) if choice.place == place else None
@@ -142,8 +145,9 @@ def _position(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
 
 
 def _rotary_scaling(config: ModelConfig, choice: Any, fields: Fields) -> ModelConfig:
-    """Scales rotary frequencies, and extends the context by their factor. If some rotary layers attend beyond the
-    context and others have shorter windows, the latter do not change. Raises RequestError without rotary positions."""
+    """Returns the config with scaled rotary frequencies, and the context extended by their factor. If some rotary
+    layers attend beyond the context and others have shorter windows, the latter do not change. Raises RequestError
+    without rotary positions."""
 
     def stretched(tower: TowerConfig, ctx: BuildContext, near: bool) -> tuple[tuple[Stage, ...], int | None]:
         longest: list[int] = []
@@ -183,7 +187,7 @@ def _rotary_scaling(config: ModelConfig, choice: Any, fields: Fields) -> ModelCo
 
 
 def _positions(config: ModelConfig) -> list[str]:
-    """Returns the kinds of positions that a model has."""
+    """Returns the kinds of positions that a model has, sorted."""
     found = [config.embedding.position]
     each_mixer(config, "position", lambda old, norm: found.append(old), required=False)
     return sorted({one.kind for one in found if one is not None})
@@ -218,7 +222,7 @@ JOIN: dict[str, Callable[[ModelConfig, Any, Fields], ModelConfig]] = {
 
 
 def _bias(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Sets biases on the matrices of mixer and FFN."""
+    """Returns the config with or without biases on the matrices of mixers and FFNs."""
     config = each_mixer(config, "bias", fields["bias"], required=False)
     return each_block(
         config, lambda block: block.replace(ffn=block.ffn.with_bias(fields["bias"]) if block.ffn else None)
@@ -235,7 +239,7 @@ def _probability(word: str, text: str) -> dict[str, Any]:
     p = number(word, text)
     if not 0 <= p < 1:
         raise RequestError(
-            f"{word}:{text}: a probability from 0 up to, not including, 1 is right",
+            f"{word}:{text}: expected a probability from 0 up to, not including, 1",
             code="range", field=word, value=text,
         )  # fmt: skip
     return {"dropout": p}
@@ -247,7 +251,7 @@ def _embedding_norm(config: ModelConfig, fields: Fields) -> ModelConfig:
 
 
 def _vectors(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Sets real vectors as input, and one real number per vector as output."""
+    """Returns the config with vectors of real numbers as input, and one real number per vector as output."""
     head = config.head.replace(tied=False, pool=None, classes=1, vector=False, normalize=False, labels=None)
     old = config.embedding.vectors
     reads = old.replace(**fields) if old else VectorsConfig(**fields)
@@ -260,11 +264,12 @@ def _mup(config: ModelConfig, fields: Fields) -> ModelConfig:
 
 ITEM = re.compile(r"([^*]+)(?:\*(\d*))?")
 REST = 0
-"""Count of a pattern's item that fills the remaining layers."""
+"""Count of a pattern's item that fills all remaining layers."""
 
 
 def _read_pattern(word: str, text: str) -> dict[str, Any]:
-    """Returns the pattern of WORD, WORD*N, WORD* (all remaining layers), separated by commas."""
+    """Parses a pattern of layers: WORD, WORD*N, WORD* (all remaining layers), separated by commas; returns {"pattern":
+    ((word, count), ...)}. Raises RequestError."""
 
     def refuse(item: str) -> RequestError:
         return RequestError(
@@ -283,8 +288,8 @@ def _read_pattern(word: str, text: str) -> dict[str, Any]:
 
 
 def _stack(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Changes each layer by its item of a pattern, which is repeated over all layers. An item is the short name of a
-    change of one layer, or the kind of the layer's mixer, which leaves it unchanged."""
+    """Returns the config with each layer changed by its item of a pattern, which is repeated over all layers. An item
+    is the short name of a change of one layer, or the kind of the layer's mixer, which leaves it unchanged."""
     items: Sequence[tuple[str, int]] = fields["pattern"]
     period = [name for name, count in items for _ in range(count)]
     each = period if items[-1][1] == REST else cycle(period)
@@ -307,7 +312,8 @@ def _stack(config: ModelConfig, fields: Fields) -> ModelConfig:
 
 
 def _layer(config: ModelConfig, name: str, block: BlockConfig) -> ModelConfig:
-    """Returns a model of only this block, changed. Raises RequestError if the change affects more than one layer."""
+    """Returns the config of a model with only this block, after the change `name`. Raises RequestError if the change
+    affects more than one layer."""
     alone = config.replace(stack=(Stage(blocks=(block,)),))
     if name == block.mixer.kind:
         return alone
@@ -318,7 +324,7 @@ def _layer(config: ModelConfig, name: str, block: BlockConfig) -> ModelConfig:
     )
     if not same or changed.n_layers != 1:
         raise RequestError(
-            f"+stack: {name} is no change of one layer alone; name it outside of the pattern, as +{name}",
+            f"+stack: {name} does not change one layer only; name it outside of the pattern, as +{name}",
             code="conflict", field="stack", value=name, expected="a change of mixer, ffn, position or visibility",
         )  # fmt: skip
     return changed
@@ -334,12 +340,13 @@ def _read_group(word: str, text: str) -> dict[str, Any]:
 
 
 def _share(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Makes, in each group of layers that mix their own text, the first one a KV source and the others its reusers."""
+    """Returns the config in which, of each group of layers that mix their own text, the first is a KV source and the
+    others reuse its keys and values. Raises RequestError."""
     blocks = list(config.layers())
     own = [at for at, block in enumerate(blocks) if not block.mixer.reads_memory]
     if len(own) < 2:
         raise RequestError(
-            "+share: a single layer has none to share keys and values with; use it with two or more",
+            "+share: a single layer has no other to share keys and values with; use it with two or more",
             code="range", field="share", value=len(own), expected="a model of two or more layers",
         )  # fmt: skip
     for place, at in enumerate(own):
@@ -347,7 +354,7 @@ def _share(config: ModelConfig, fields: Fields) -> ModelConfig:
         made = mixer.taking(SHARED) if place % fields["layers"] else mixer.sharing(SHARED)
         if made is None:
             raise RequestError(
-                f"+share: layer {at} has no keys and values of its own to share (its mixer is {mixer.kind})",
+                f"+share: layer {at} has no own keys and values to share (its mixer is {mixer.kind})",
                 code="unsupported", field=f"layers.{at}.mixer", value=mixer.kind, expected="attention",
             )  # fmt: skip
         blocks[at] = blocks[at].replace(mixer=made)
@@ -355,7 +362,7 @@ def _share(config: ModelConfig, fields: Fields) -> ModelConfig:
 
 
 SHARED = "kv"
-"""Name under which layers share keys and values."""
+"""Name of the keys and values that the layers of a group share."""
 
 OF_MODEL: dict[str, tuple[Word, Callable[[ModelConfig, Fields], ModelConfig]]] = {
     word.name: (word, change)
@@ -374,7 +381,7 @@ OF_MODEL: dict[str, tuple[Word, Callable[[ModelConfig, Fields], ModelConfig]]] =
 
 
 def words() -> dict[str, list[Word]]:
-    """Returns the short names known now, by axis; `model` has those of the model as a whole."""
+    """Returns {axis: its short names}, installed parts included; `model` has those that change the model as a whole."""
     load_installed()
     found: dict[str, list[Word]] = {axis: [] for axis in JOIN}
     for word, part in WORDS.values():
@@ -383,10 +390,10 @@ def words() -> dict[str, list[Word]]:
 
 
 def word_of(axis: str, part: Mapping[str, Any]) -> str | None:
-    """Returns the change that adds a part, given as plain values, such as "window:64"; None if no short name does.
-    `axis` is that of the part, or a property of mixers.
+    """Returns the change that adds a part, such as "window:64"; None if no short name does. `part` is the part's config
+    as plain values, `axis` its axis, or a property of mixers.
 
-    If there are several, the one that sets most of the part's fields."""
+    If several changes do, the one that sets most of the part's fields."""
     load_installed()
     found: dict[str, int] = {}
     for word, made in WORDS.values():
@@ -411,8 +418,8 @@ def changes() -> list[str]:
 
 
 def of_mixers(text: str) -> bool:
-    """Returns True if a change is about a property that only some mixers have. The kernel does not count: it does not
-    change the model's function."""
+    """Returns True if a change is about a property that only some mixers have. The kernel is not counted, because it
+    does not change the model's function."""
     path, equals, _ = text.partition("=")
     if equals:
         first, *rest = ALIASES.get(path.strip(), path.strip()).split(".")
@@ -426,7 +433,7 @@ def of_mixers(text: str) -> bool:
 
 
 def extends_context(text: str) -> bool:
-    """Returns True for a change that extends the context relative to the previous one."""
+    """Returns True if a change extends the context by a factor of the present one."""
     part = WORDS.get(text.partition(":")[0], (None, None))[1]
     return part is not None and part.axis == "rotary_scaling"
 
@@ -444,14 +451,14 @@ def changes_mixers(text: str) -> bool:
 
 
 def caution(change: str) -> str:
-    """Returns the sentence with which the part of a change warns, or an empty text."""
+    """Returns the warning that the part of a change declares, "" without one."""
     part = WORDS.get(change.partition(":")[0], (None, None))[1]
     return part.caution if part is not None else ""
 
 
 def undone(before: ModelConfig, after: ModelConfig, change: str, earlier: Sequence[str]) -> list[str]:
-    """Returns a sentence for each earlier change that a change undoes, and for the properties of a mixer that its
-    replacement lacks."""
+    """Returns a sentence for each of the `earlier` changes that `change` undoes, and for the properties of a mixer that
+    its replacement lacks; `before` and `after` are the configs around it."""
     sentences = [
         f"+{change} undoes +{one}"
         for one in dict.fromkeys(earlier)
@@ -482,7 +489,7 @@ def undone(before: ModelConfig, after: ModelConfig, change: str, earlier: Sequen
 
 
 UNSAID = ("n_heads", "head_dim", "kernel", "projection")
-"""Fields of a mixer that are sizes of its kind, or matters of computation."""
+"""Fields of a mixer whose loss is not reported: sizes of its kind, and matters of computation."""
 
 
 def _told(value: Any) -> str:
@@ -490,8 +497,8 @@ def _told(value: Any) -> str:
 
 
 def _refines(change: str, earlier: str) -> bool:
-    """Returns True if a change sets a field inside a part, such as +norm.eps=1e-6, and the earlier one is not about the
-    same field; or if it extends the context that the earlier one set."""
+    """Returns True if a change sets a field inside a part, such as +norm.eps=1e-6, and the earlier one does not set
+    this field; or if it extends the context that the earlier one set."""
     path, equals, _ = change.partition("=")
     first = earlier.partition("=")[0]
     if extends_context(change):
@@ -500,8 +507,8 @@ def _refines(change: str, earlier: str) -> bool:
 
 
 def _remains(change: str, config: ModelConfig) -> bool:
-    """Returns True if every layer still has the network of a change, with the fields that the change sets:
-    +moe:4:2+swiglu:64 sets the width of the experts, and they stay."""
+    """Returns True if every layer still has the FFN of a change, with the fields that the change sets:
+    +moe:4:2+swiglu:64 sets the width of the experts, and they remain."""
     name, colon, value = change.partition(":")
     word, part = WORDS.get(name, (None, None))
     if word is None or part is None or part.axis != "ffn":
@@ -512,7 +519,7 @@ def _remains(change: str, config: ModelConfig) -> bool:
 
 
 def holds(change: str, config: ModelConfig) -> bool:
-    """Returns True if a change has no effect on a config."""
+    """Returns True if a config already has what a change would set, so that the change has no effect."""
     try:
         return change_of(change)(config) == config
     except RequestError:
@@ -520,7 +527,7 @@ def holds(change: str, config: ModelConfig) -> bool:
 
 
 def has_word(config: ModelConfig, name: str) -> bool:
-    """Returns True if a model has the part a word denotes."""
+    """Returns True if a model has the part that the short name `name` denotes, whatever its value."""
     word, part = WORDS.get(name, (None, None))
     if word is None or word.read is None or word.optional:
         return holds(name, config)
@@ -539,7 +546,7 @@ def _within(value: Any, part: type) -> bool:
 
 
 def change_of(text: str) -> Change:
-    """Returns the function of one change of an expression. Raises RequestError."""
+    """Returns the function from config to config that one change of an expression means. Raises RequestError."""
     path, equals, value = text.partition("=")
     if equals:
         return partial(assign, path=path.strip(), value=value.strip())

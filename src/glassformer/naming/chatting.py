@@ -1,4 +1,4 @@
-"""Loading a model with options of computation, and one turn of a chat."""
+"""Loading of a model with options of computation, and one turn of a chat."""
 
 from __future__ import annotations
 
@@ -73,27 +73,27 @@ def chat(
 
 
 def split(options: Mapping[str, Any]) -> tuple[ModelOptions, dict[str, Any]]:
-    """Returns the options of computation, and the others."""
+    """Returns (options of computation, all other options as a dict)."""
     names = {one.name for one in fields(ModelOptions)}
     run = ModelOptions(**{name: value for name, value in options.items() if name in names})
     return run, {name: value for name, value in options.items() if name not in names}
 
 
 def state_dtype(options: ModelOptions) -> torch.dtype | None:
-    """Returns the dtype of the decode state; None for that of the weights."""
+    """Returns the dtype of the decode state; None if it is the weights' dtype. Raises RequestError."""
     named = options.state_dtype
     return None if named is None else machine.dtype_of(named, "state_dtype", STATE_DTYPES)
 
 
 def device_of(options: ModelOptions) -> str:
-    """Returns the named device; for `auto`, the best one that supports the options."""
+    """Returns the name of the device in the options; for `auto`, of the best device that supports them."""
     chosen = machine.device_named(options.device)
     only_here = options.quantize == "bf16" or (options.compile and not machine.can_compile(chosen))
     return "cpu" if options.device == "auto" and only_here else chosen
 
 
 def slow_choice(options: ModelOptions) -> str:
-    """Returns a sentence about options that are slower on this machine than others, or an empty text."""
+    """Returns a sentence about options that are slower than others on this machine, "" if they are not."""
     if device_of(options) != "cpu":
         return ""
     if options.quantize == "keep":
@@ -110,9 +110,9 @@ def slow_choice(options: ModelOptions) -> str:
 
 
 def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
-    """Returns a model ready to run; a built or loaded model stays on its device for device=auto.
+    """Returns a model ready to run with these options; a built or loaded model stays on its device for device=auto.
 
-    Raises RequestError if it cannot be loaded so, WorkError if the device has too little memory."""
+    Raises RequestError if it cannot be loaded this way, WorkError if the device has too little memory."""
     device = device_of(options)
     if options.threads is not None:
         check_whole("threads", options.threads)

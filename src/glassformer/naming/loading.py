@@ -44,12 +44,13 @@ def load(
         ("smollm2+gqa:1") each is the mean of those whose queries it now serves (Ainslie et al. 2023, 2305.13245); with
         more, heads are repeated (`.regrouped`).
     dtype
-        Of the weights, torch.bfloat16 or "bfloat16". If None, that of the file, and float32 for quantised weights.
+        Dtype of the weights, torch.bfloat16 or "bfloat16"; by default that of the file, and
+        float32 for quantised weights.
     device
-        Where the weights go, as torch names it.
+        Device of the weights, as torch names it.
     quantize
         "int8" or "int4" pack the matrices, "bf16" prepacks them for the CPU's bf16 matmuls, "keep" leaves those of a
-        .gguf file packed; `dtype` is then that of everything else. A model of packed weights can be neither trained nor
+        .gguf file packed; `dtype` is then that of all other weights. A model of packed weights can be neither trained nor
         saved.
 
     Returns

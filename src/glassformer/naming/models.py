@@ -1,4 +1,4 @@
-"""Models that whole expressions name."""
+"""Configs of models that whole expressions name."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def preset(expression: str | Path) -> ModelConfig:
 
 @contextmanager
 def trial() -> Iterator[None]:
-    """Suppresses all warnings inside the context, for changes only tried."""
+    """Suppresses all warnings inside the block, for changes that are only tried."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def undone_by(expression: str) -> list[str]:
-    """Returns a sentence for each choice that a change of the expression undoes. Raises RequestError."""
+    """Returns a sentence for each choice that a later change of the expression undoes. Raises RequestError."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", Undone)
         preset(expression)
@@ -72,28 +72,28 @@ def undone_by(expression: str) -> list[str]:
 
 
 def parse(expression: str | Path) -> tuple[str, str | None, list[str]]:
-    """Returns (name, size, changes). A name of a known model means that model, even if the current folder has a file of
-    that name; ./NAME is the file. Raises RequestError."""
+    """Splits an expression into (name, size or None, changes). The name of a known model means that model, even if the
+    current folder has a file of that name; ./NAME is the file. Raises RequestError."""
     return grammar.parse(expression, _names_a_model)
 
 
 def own_value(expression: str, config: ModelConfig, field: str) -> Any:
-    """Returns the config's value of a field if a change of its EXPR sets it, else None."""
+    """Returns `config`'s value of a field if a change of the expression sets this field, else None."""
     named = {change.partition("=")[0].strip() for change in parse(expression)[2]}
     return getattr(config, field) if field in named else None
 
 
 def split_recipe(expression: str) -> tuple[str, dict[str, str]]:
-    """Returns the expression without its +recipe.FIELD=VALUE, and these as {field: value}. Raises RequestError without
-    a field or a value."""
+    """Returns (the expression without its changes of the recipe, these as {field: value}); such a change is
+    +recipe.FIELD=VALUE. Raises RequestError without a field or a value."""
     name, size, changes = parse(expression)
     kept, overrides = split_changes(changes)
     return "+".join([f"{name}@{size}" if size else name, *kept]), overrides
 
 
 def split_changes(changes: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Returns the changes of the model, and those of the recipe as {field: value}. Raises RequestError without a field
-    or a value."""
+    """Returns (changes of the model, changes of the recipe as {field: value}). Raises RequestError without a field or a
+    value."""
     kept, overrides = [], {}
     for change in changes:
         if not change.startswith(f"{grammar.RECIPE}."):
@@ -110,7 +110,7 @@ def split_changes(changes: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def at_size(expression: str, size: str) -> str:
-    """Returns the expression at a size, written before its changes. Raises RequestError if it already has one.
+    """Returns the expression with a size, written before its changes. Raises RequestError if it already has one.
 
     >>> at_size("llama+gqa:2", "0.3m")
     'llama@0.3m+gqa:2'
@@ -118,20 +118,20 @@ def at_size(expression: str, size: str) -> str:
     name, own, changes = parse(expression)
     if own:
         raise RequestError(
-            f"{expression} has a size of its own; leave @{own} out: the sizes are those asked for",
+            f"{expression} already has a size; leave @{own} out: the sizes are those asked for",
             code="conflict", field="size", value=own, expected=expression.replace(f"@{own}", "", 1),
         )  # fmt: skip
     return "+".join([f"{name}@{size}", *changes])
 
 
 def without_size(expression: str) -> str:
-    """Returns the expression without its size."""
+    """Returns the expression without its @SIZE."""
     name, _, changes = parse(expression)
     return "+".join([name, *changes])
 
 
 def changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
-    """Returns the config after these changes; warns of choices that they undo. Raises RequestError."""
+    """Returns the config after these changes of an expression; warns of choices that they undo. Raises RequestError."""
     before = config
     if width := _other_width(config, changes):
         config = widened(config, width)
@@ -154,14 +154,15 @@ def changed(config: ModelConfig, changes: Sequence[str]) -> ModelConfig:
 
 
 def _other_width(config: ModelConfig, changes: Sequence[str]) -> int | None:
-    """Returns the width that changes set, if it differs from the model's; else None."""
+    """Returns the width (d_model) that a change sets, if it differs from the model's; else None."""
     named = [value.strip() for path, _, value in (one.partition("=") for one in changes) if path.strip() == "d_model"]
     width = int(named[-1]) if named and named[-1].isdecimal() else 0
     return width if width and width != config.d_model else None
 
 
 def _following(before: ModelConfig, derived: ModelConfig, config: ModelConfig) -> str:
-    """Returns a sentence about the sizes that were set for the old width and follow the new one, or an empty text."""
+    """Returns a sentence about the sizes that were set for the old width and now follow from the new one; "" if none
+    did."""
     now, chosen = flatten(config.resolved().to_dict()), flatten(config.to_dict())
     said: dict[str, str] = {}
     for path, (old, new) in before.diff(derived).items():
@@ -173,8 +174,8 @@ def _following(before: ModelConfig, derived: ModelConfig, config: ModelConfig) -
 
 
 def _scaled(before: ModelConfig, config: ModelConfig) -> ModelConfig:
-    """Scales token embeddings by sqrt(d_model) for a new position that is published so (sinusoidal), unless the scale
-    is set. Otherwise such positions would outweigh all tokens (docs/log.md)."""
+    """Returns the config with token embeddings scaled by sqrt(d_model), if it has a new position that is published so
+    (sinusoidal) and no scale is set. Otherwise such positions would outweigh all tokens (docs/log.md)."""
 
     def scale(was: TowerConfig | None, tower: TowerConfig) -> TowerConfig:
         old, new = was.embedding.position if was else None, tower.embedding.position
@@ -191,8 +192,8 @@ def _scaled(before: ModelConfig, config: ModelConfig) -> ModelConfig:
 
 
 def _refuse_lost(config: ModelConfig, changes: Sequence[str]) -> None:
-    """Raises RequestError if a new mixer replaces one that an earlier change was about, and does not support that
-    change itself: gqa:2+mla is refused as mla+gqa:2 is."""
+    """Raises RequestError if a mixer replaces one that an earlier change was about, and does not support that change
+    itself: gqa:2+mla is refused because mla+gqa:2 is."""
     mixers = [at for at, change in enumerate(changes) if changes_mixers(change)]
     for change in changes[: mixers[-1]] if mixers else ():
         if of_mixers(change):
@@ -205,7 +206,8 @@ def _refuse_lost(config: ModelConfig, changes: Sequence[str]) -> None:
 
 
 def _names_a_model(piece: str) -> bool:
-    """Returns True for NAME[@SIZE][+CHANGE...] of a known model, which a folder of that name does not hide."""
+    """Returns True if a text is NAME[@SIZE][+CHANGE...] of a known model, so that a folder of that name does not hide
+    it."""
     first, *wanted = grammar.CHANGES.split(piece)
     name, at, size = first.partition("@")
     if not (name in PRESETS or name in FAMILIES or name in PACKAGED) or (at and not is_size(size)):

@@ -1,4 +1,4 @@
-"""Models as all verbs accept them: text, a path, a config, a built model, or a loaded one."""
+"""Models in every form that verbs accept: text, a path, a config, a built model, a loaded one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from glassformer.naming.models import parse, preset
 from glassformer.training import Run
 
 ModelLike = str | Path | ModelConfig | Model | Loaded | Run
-"""Type of a model argument: an expression, a path, a config, a built model, a loaded model, a run."""
+"""Type of a model argument: an expression, a path, a config, a built model, a loaded model, or a run."""
 
 
 @overload
@@ -114,19 +114,21 @@ def has_weights(model: ModelLike) -> bool:
 
 
 def files_of(*models: ModelLike) -> list[Path]:
-    """Returns the files and folders that models are read from."""
+    """Returns the paths of the files and folders that these models are read from; configs and published models have
+    none."""
     names = [parse(model)[0] for model in models if isinstance(model, str | Path)]
     found = [packaged(name) if name in PACKAGED else existing(name) for name in names]
     return [path for path in found if path is not None]
 
 
 def name_of(model: ModelLike) -> str:
-    """Returns the text or path of a model, or the class of a value."""
+    """Returns the expression or path of a model, or the name of the class of a value."""
     return str(model) if isinstance(model, str | Path) else type(model).__name__
 
 
 def _moved(loaded: Loaded, dtype: torch.dtype | str | None, device: Any) -> Loaded:
-    """Returns the model in a dtype and on a device; a copy if it has to change."""
+    """Returns the model in a dtype and on a device, None for those it has; a copy if anything has to change. Raises
+    RequestError."""
     dtype = None if dtype is None else dtype_of(dtype, known=WEIGHT_DTYPES)
     place = None if device is None else torch.device(device_named(device))
     if all(

@@ -1,4 +1,4 @@
-"""Configs at other sizes."""
+"""Configs resized to another number of parameters or another width."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def resize(config: ModelConfig, size: str) -> ModelConfig:
-    """Returns the config at another size: layers, width and heads change, FFN and head widths follow, and scales that
-    are the root of the width, or one over it. Two towers have half of the layers each. Raises RequestError for an
-    unknown size."""
+    """Returns the config at another named size: layers, width and number of heads change, and the FFN's width, head
+    sizes and scales of sqrt(d_model) or its inverse follow. Two towers have half of the layers each. Raises
+    RequestError for an unknown size."""
     n_layers, d_model, n_heads = shape(size)
     encoder = (
         None if config.encoder is None else config.encoder.replace(stack=_scaled(config.encoder, n_layers / 2, n_heads))
@@ -36,9 +36,9 @@ def resize(config: ModelConfig, size: str) -> ModelConfig:
 
 
 def widened(config: ModelConfig, d_model: int) -> ModelConfig:
-    """Returns the config with all sizes that follow from the width set for `d_model`: widths of FFN and heads, ranks,
-    and scales that are the root of the width, or one over it. The numbers of layers and heads, and `config.d_model`,
-    stay."""
+    """Returns the config with the sizes that follow from the width set for `d_model`: widths of FFN and heads, ranks,
+    and scales of sqrt(d_model) or its inverse. The numbers of layers and heads, and `config.d_model` itself, are
+    unchanged."""
 
     def fit(block: BlockConfig, ctx: BuildContext) -> BlockConfig:
         mixer = block.mixer
@@ -62,8 +62,8 @@ def widened(config: ModelConfig, d_model: int) -> ModelConfig:
 
 
 def _followed(part: Scaled, before: int, after: int) -> Scaled:
-    """Returns the part with its scale for the new width, if the scale follows the width as in Vaswani et al. 2017,
-    Gemma and T5."""
+    """Returns the embedding or head with its scale for the width `after`, if its scale is sqrt(before) or its inverse,
+    as in Vaswani et al. 2017, Gemma and T5."""
     for power in (0.5, -0.5):
         if part.scale is not None and math.isclose(part.scale, before**power):
             return part.replace(scale=after**power)
@@ -71,7 +71,7 @@ def _followed(part: Scaled, before: int, after: int) -> Scaled:
 
 
 def _scaled(tower: TowerConfig, n_layers: float, n_heads: int) -> tuple[Stage, ...]:
-    """Returns the tower's blocks with `n_heads` heads, about `n_layers` in total."""
+    """Returns the tower's stages with `n_heads` heads per mixer and about `n_layers` layers in total."""
     each, stack = n_layers / tower.n_layers, []
     for stage in tower.stack:
         blocks = tuple(
