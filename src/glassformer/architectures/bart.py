@@ -1,5 +1,5 @@
-"""Lewis et al. 2020, "BART", 1910.13461, and the translators of OPUS-MT (Tiedemann & Thottingal 2020).
-Norms behind the sums."""
+"""BART (Lewis et al. 2020, 1910.13461), and the translators of OPUS-MT (Tiedemann & Thottingal 2020): encoder-decoders
+with post-norm."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def bart_large() -> ModelConfig:
 
 
 def opus_mt() -> ModelConfig:
-    """English to German, and most other pairs but for the number of words."""
+    """Returns OPUS-MT, English to German; most other pairs of languages differ only in the vocabulary size."""
     embedding = EmbeddingConfig(scale=512**0.5, position=SinusoidalConfig(layout="halves"))
     return bart_base(6, 512, 8, 58101, 512, 2048, "silu", embedding)

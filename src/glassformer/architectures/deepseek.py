@@ -1,5 +1,5 @@
-"""DeepSeek-V2-Lite (2405.04434) and DeepSeek-V3 (2412.19437): keys and values from a latent, dense layers first, then
-many small experts beside one that sees every token."""
+"""DeepSeek-V2-Lite (2405.04434) and DeepSeek-V3 (2412.19437): keys and values from a latent; dense layers first, then
+layers of many small experts and one or two shared ones for every token."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def deepseek(
     vocab_size: int,
     share: float,
 ) -> ModelConfig:
-    """`dense`: how many layers come first that have one FFN of width `hidden`. Scores grow with the square of
-    YaRN's magnitude, 1 + 0.1 share ln 40, where others let cos and sin grow by it."""
+    """Returns a model of `dense` layers whose FFN has the width `hidden`, then of layers of experts. Scores are scaled
+    by the square of YaRN's magnitude, 1 + 0.1 share ln 40, instead of cos and sin by it."""
     scaling = YarnScalingConfig(factor=40.0, original_context=4096, attention_factor=1.0)
     mixer = LatentAttentionConfig(
         n_heads=n_heads,

@@ -1,5 +1,5 @@
-"""Falcon (2311.16867): attention and ffn in parallel, no bias on matrices, rotary. 7B shares one norm and has one
-key/value head; 40B has two norms and eight."""
+"""Falcon (2311.16867): attention and FFN in parallel, no bias on matrices, rotary positions. 7B shares one norm and has
+one KV head; 40B has two norms and eight."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Gemma 2 (2408.00118) and Gemma 3 (2503.19786): four norms a layer, layers within a window between those that see all.
-Gemma 2 caps its scores and logits; Gemma 3 normalises queries and keys instead, and turns them by two bases."""
+"""Gemma 2 (2408.00118) and Gemma 3 (2503.19786): four norms a layer, and layers with a window between those without.
+Gemma 2 caps its scores and logits; Gemma 3 normalises queries and keys instead, and has two rotary bases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def gemma(
     n_layers: int, d_model: int, hidden: int, vocab_size: int, context: int, near: AttentionConfig,
     far: AttentionConfig, every: int, cap: float | None,
 ) -> ModelConfig:  # fmt: skip
-    """Every so many layers one of them sees `far`; `cap` is that of the logits."""
+    """Returns a model whose every `every`-th layer has the mixer `far`, the others `near`; `cap` softcaps the logits,
+    None without a cap."""
     blocks = [
         BlockConfig(
             mixer=far if (layer + 1) % every == 0 else near,

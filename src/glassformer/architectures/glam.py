@@ -1,5 +1,5 @@
-"""GLaM (Du et al. 2021, 2112.06905): in every other layer two of 64 experts for each token, in the others a gated ffn;
-relative biases of each layer's own. Its paper names no norm and no biases."""
+"""GLaM (Du et al. 2021, 2112.06905): in every other layer two of 64 experts for each token, in the others a gated FFN;
+separate relative biases in each layer. Its paper names no norm and no biases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from glassformer.parts.residual import PreConfig
 
 
 def glam() -> ModelConfig:
-    """GLaM (64B/64E)."""
+    """Returns GLaM (64B/64E)."""
     mixer = AttentionConfig(n_heads=128, head_dim=128, position=RelativeBiasConfig(shared=False))
     networks: tuple[FFNConfig, ...] = (
         GluConfig(activation="gelu", hidden=32768),

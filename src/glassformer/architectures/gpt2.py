@@ -50,7 +50,7 @@ def gpt2_xl() -> ModelConfig:
 
 
 def gpt_1() -> ModelConfig:
-    """The first GPT: norms in the stream, behind each branch, and none at the end."""
+    """Returns the first GPT: norms in the stream, after each branch, and no final norm."""
     config = gpt2(vocab_size=40478, context=512)
     stage = config.stack[0]
     block = stage.blocks[0].replace(residual=PostConfig())
@@ -58,7 +58,8 @@ def gpt_1() -> ModelConfig:
 
 
 def gpt_3() -> ModelConfig:
-    """GPT-3 175B. Every layer attends to all tokens before: the bands of its sparse layers are unpublished."""
+    """Returns GPT-3 175B. Every layer attends to all previous tokens, because the bands of its sparse layers are
+    unpublished."""
     return gpt2(96, 12288, 96, context=2048)
 
 

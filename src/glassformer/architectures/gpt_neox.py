@@ -1,4 +1,5 @@
-"""GPT-NeoX-20B (2204.06745) and Pythia (2304.01373): parallel branches with two norms, a quarter of the head turned."""
+"""GPT-NeoX-20B (2204.06745) and Pythia (2304.01373): parallel branches with two norms, a quarter of each head
+rotated."""
 
 from __future__ import annotations
 

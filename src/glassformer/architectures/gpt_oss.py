@@ -1,4 +1,4 @@
-"""gpt-oss (2508.10925): every other layer within a window, a sink in each head, experts with biases, bounded gates."""
+"""gpt-oss (2508.10925): a window in every other layer, a sink in each head, experts with biases, bounded gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jamba (2403.19887): of eight layers one attends and seven are Mamba's, with experts in every second one."""
+"""Jamba (2403.19887): of eight layers one is attention and seven are Mamba, with experts in every second one."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def llama_3_8b() -> ModelConfig:
 
 
 def llama_3_2(n_layers: int, d_model: int, n_heads: int) -> ModelConfig:
-    """Frequencies are those of 8192 tokens, stretched."""
+    """Returns a model of Llama 3.2, with rotary frequencies of 8192 tokens scaled to a longer context."""
     scaling = Llama3ScalingConfig(factor=32.0, original_context=8192)
     return llama(n_layers, d_model, n_heads, 8192, 8, 128256, 131072, base=5e5, tied=True, scaling=scaling)
 
@@ -99,5 +99,5 @@ def smollm2_1_7b() -> ModelConfig:
 
 
 def phi_3_mini() -> ModelConfig:
-    """Phi-3 mini (2404.14219): LLaMA's wiring within a window."""
+    """Returns Phi-3 mini (2404.14219): LLaMA's wiring with a window."""
     return llama(32, 3072, 32, 8192, vocab_size=32064, context=4096, window=2047)

@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2: layers of one mixer and nothing else."""
+"""Mamba and Mamba-2: each layer is one mixer without an FFN."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from glassformer.parts.residual import PreConfig
 
 
 def mamba_130m() -> ModelConfig:
-    """Mamba (2312.00752), a selective state space, as published in state-spaces/mamba-130m."""
+    """Returns Mamba (2312.00752), a selective state space model, as published in state-spaces/mamba-130m."""
     return _layers_of(MambaConfig(), vocab_size=50280)
 
 
 def mamba2_130m() -> ModelConfig:
-    """Mamba-2 (2405.21060), a state space dual, as published in state-spaces/mamba2-130m."""
+    """Returns Mamba-2 (2405.21060), state space duality, as published in state-spaces/mamba2-130m."""
     return _layers_of(Mamba2Config(), vocab_size=50288)
 
 

@@ -1,5 +1,5 @@
-"""Mistral 7B v0.1 (2310.06825): LLaMA's wiring with grouped heads and a sliding window. Mixtral 8x7B (2401.04088): with
-experts, and without the window."""
+"""Mistral 7B v0.1 (2310.06825): LLaMA's wiring with GQA and a sliding window. Mixtral 8x7B (2401.04088): with experts,
+and without the window."""
 
 from __future__ import annotations
 

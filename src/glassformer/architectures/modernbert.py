@@ -1,6 +1,5 @@
-"""Warner et al. 2024, 2412.13663, "Smarter, Better, Faster, Longer": BERT with what decoders have learnt since. Rotary
-positions, gated FFNs, norms before the branches and no biases; one layer in three sees all, the others 64 tokens to
-each side."""
+"""ModernBERT (Warner et al. 2024, 2412.13663, "Smarter, Better, Faster, Longer"): BERT with rotary positions, gated
+FFNs, pre-norm and no biases; one layer in three attends to all tokens, the others to 64 on each side."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from glassformer.parts.visibility import BidirectionalConfig, LongformerConfig
 
 
 def modernbert_base() -> ModelConfig:
-    """With the head of masked language models; its first layer has no norm before attention."""
+    """Returns ModernBERT with the head of masked language models; its first layer has no norm before attention."""
     norm = LayerNormConfig(eps=1e-5, bias=False)
     mixer = AttentionConfig(n_heads=12, position=RotaryConfig(base=160_000.0), visibility=BidirectionalConfig())
     wide = BlockConfig(mixer=mixer, ffn=GluConfig(hidden=1152, activation="gelu"), norm=norm)

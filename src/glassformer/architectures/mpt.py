@@ -1,4 +1,4 @@
-"""MPT-7B (MosaicML 2023): pre-norm, ALiBi, no bias anywhere, in the norms neither."""
+"""MPT-7B (MosaicML 2023): pre-norm, ALiBi, no biases, not even in the norms."""
 
 from __future__ import annotations
 

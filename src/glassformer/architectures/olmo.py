@@ -1,4 +1,4 @@
-"""OLMo 2 (2501.00656): norms after the branches, and of all queries and keys at once. OLMoE (2409.02060): experts."""
+"""OLMo 2 (2501.00656): norms after the branches, and QK norms over all heads at once. OLMoE (2409.02060): experts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""PaLM (2204.02311): attention and ffn in parallel behind one norm, one key/value head, heads of 256 at any width,
-SwiGLU of four widths, no biases, one table whose logits are divided by sqrt(d)."""
+"""PaLM (2204.02311): attention and FFN in parallel after one norm, one KV head, heads of 256 at any width, SwiGLU of
+four widths, no biases, a tied head whose logits are divided by sqrt(d)."""
 
 from __future__ import annotations
 

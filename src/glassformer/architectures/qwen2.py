@@ -1,4 +1,4 @@
-"""Qwen2.5 (2412.15115): LLaMA's wiring, biases on queries, keys and values alone, base 1e6."""
+"""Qwen2.5 (2412.15115): LLaMA's wiring with biases on queries, keys and values only, rotary base 1e6."""
 
 from __future__ import annotations
 

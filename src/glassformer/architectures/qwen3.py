@@ -1,4 +1,4 @@
-"""Qwen3 (2505.09388): queries and keys normalised per head, a head size of its own, base 1e6."""
+"""Qwen3 (2505.09388): queries and keys normalised per head, a head size independent of the width, rotary base 1e6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3 Next: three layers of the gated delta rule to one of attention, and 512 experts of which a token meets 10."""
+"""Qwen 3 Next: three layers of the gated delta rule to one of attention, and 512 experts, 10 for each token."""
 
 from __future__ import annotations
 

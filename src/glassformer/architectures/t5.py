@@ -1,5 +1,5 @@
-"""Raffel et al. 2020, "Exploring the Limits of Transfer Learning", 1910.10683; v1.1 as in Flan-T5, 2210.11416. Pre-norm
-without means, relative biases, scores that are not scaled. And Switch Transformers (Fedus et al. 2021, 2101.03961)."""
+"""T5 (Raffel et al. 2020, "Exploring the Limits of Transfer Learning", 1910.10683), v1.1 as in Flan-T5 (2210.11416):
+pre-norm without means, relative biases, unscaled scores. And Switch Transformers (Fedus et al. 2021, 2101.03961)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def flan_t5_small() -> ModelConfig:
 
 
 def switch_base() -> ModelConfig:
-    """switch-base-8: T5 of 12 layers with one of eight experts for each token in every other layer."""
+    """Returns switch-base-8: T5 of 12 layers with one of eight experts for each token in every other layer."""
     config = t5_small(12, 768, 12, MlpConfig(hidden=3072, activation="relu", bias=False))
     experts = ExpertsConfig(
         n_experts=8, top_k=1, hidden=3072, gated=False, activation="relu", normalised=False, balance_loss=0.01

@@ -1,4 +1,4 @@
-"""Table of the published models: the name of each, and the function that describes it."""
+"""Table of the published models: name -> function that returns the config."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Vaswani et al. 2017, "Attention Is All You Need", 1706.03762. Norms behind the sums, sinusoids, one table for the
-words of both towers and the head."""
+"""The original transformer (Vaswani et al. 2017, "Attention Is All You Need", 1706.03762): post-norm, sinusoids, one
+table for the embeddings of both towers and the head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from glassformer.parts.visibility import BidirectionalConfig
 def transformer_base(
     d_model: int = 512, hidden: int = 2048, n_heads: int = 8, dropout: float = 0.1, bias: bool = False
 ) -> ModelConfig:
-    """`bias` of the attention's maps: the authors' code has none there."""
+    """Returns the base model; `bias` is True for biases on the attention's projections, which the authors' code
+    lacks."""
     norm, residual = LayerNormConfig(eps=1e-6), PostConfig(dropout=dropout)
     network = MlpConfig(hidden=hidden, activation="relu", bias=True)
     reads = AttentionConfig(n_heads=n_heads, bias=bias, visibility=BidirectionalConfig())

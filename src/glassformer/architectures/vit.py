@@ -1,4 +1,4 @@
-"""Dosovitskiy et al. 2020, 2010.11929, "An Image is Worth 16x16 Words": an encoder whose tokens are squares of an
+"""ViT (Dosovitskiy et al. 2020, 2010.11929, "An Image is Worth 16x16 Words"): an encoder whose tokens are patches of an
 image."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from glassformer.parts.visibility import BidirectionalConfig
 
 
 def vit_base() -> ModelConfig:
-    """ViT-B/16 with the thousand classes of ImageNet."""
+    """Returns ViT-B/16 with the thousand classes of ImageNet."""
     norm, patches = LayerNormConfig(eps=1e-12), PatchesConfig(size=224, patch=16)
     block = BlockConfig(
         mixer=AttentionConfig(n_heads=12, bias=True, visibility=BidirectionalConfig()),
