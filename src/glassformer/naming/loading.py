@@ -50,8 +50,8 @@ def load(
         Device of the weights, as torch names it.
     quantize
         "int8" or "int4" pack the matrices, "bf16" prepacks them for the CPU's bf16 matmuls, "keep" leaves those of a
-        .gguf file packed; `dtype` is then that of all other weights. A model of packed weights can be neither trained nor
-        saved.
+        .gguf file packed; `dtype` is then that of all other weights. A model of packed weights can be neither trained
+        nor saved.
 
     Returns
     -------
