@@ -103,7 +103,7 @@ def all_texts(model: Model, tokens: Tensor, count: int, ends: set[int]) -> list[
 
 
 @pytest.mark.parametrize("expression", ["llama", "llama+window:3", "gpt2", "bloom", "llama+mamba"])
-def test_a_wide_search_finds_the_likeliest_texts(expression: str) -> None:
+def test_wide_beam_search_finds_the_most_likely_texts(expression: str) -> None:
     """Width 5^3 keeps every text of five tokens open until its last."""
     model, tokens = tiny(expression), torch.tensor([[1, 4, 2, 0, 3, 3, 1]])
     for ends in (set[int](), {2}):
@@ -164,7 +164,7 @@ def test_wrong_requests_are_refused_in_a_sentence(fields: dict[str, Any], code: 
     assert "\n" not in str(caught.value)
 
 
-def test_logits_that_are_no_numbers() -> None:
+def test_beam_search_fails_on_nan_logits() -> None:
     model = tiny()
     with torch.no_grad():
         model.embedding.weight[3] = math.nan

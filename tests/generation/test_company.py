@@ -77,7 +77,7 @@ def written(model: Model, asked: list[list[int]], **more: Any) -> list[Generatio
         *((name, bits) for name in ("llama", "gpt2") for bits in ("bf16", "int8", "int4")),
     ],
 )
-def test_an_engine_writes_what_it_writes_for_one(expression: str, bits: str):
+def test_engine_generates_the_same_in_a_batch_as_for_one(expression: str, bits: str):
     require(bits)
     model = built(expression, bits)
     together = written(model, prompts(), temperature=1.0)
@@ -101,7 +101,7 @@ def test_rows_are_continued_as_one_is(expression: str):
 
 
 @pytest.mark.parametrize("length", [STEP + 1, STEP + 40, 2 * STEP + 33])
-def test_a_beginning_that_another_prompt_read_changes_nothing(length: int, read: list[int]):
+def test_prefix_read_for_another_prompt_changes_no_bit(length: int, read: list[int]):
     require("")
     model, draw = built("llama"), torch.Generator().manual_seed(5)
     known = torch.randint(VOCAB, (300,), generator=draw).tolist()

@@ -146,7 +146,7 @@ def test_too_little_to_compile_is_refused():
 
 
 @pytest.mark.parametrize("expression", MODELS)
-def test_what_a_gpu_records_is_one_graph_and_the_models_own_step(expression: str):
+def test_recorded_step_is_one_graph_and_equals_the_model(expression: str):
     """Traced whole, on a CPU: another state and a longer text meet the same graph."""
     model, counter = tiny(expression), CompileCounter()
     step = CompiledStep(model, 2, 40)

@@ -52,7 +52,7 @@ def prompts(count: int = 7) -> list[list[int]]:
 @pytest.mark.parametrize(
     "expression", ["llama", "gpt2", "bloom", "mistral+window:5", "gpt2+nope+softcap:5", "llama+mamba"]
 )
-def test_a_row_says_what_it_says_alone(expression: str):
+def test_row_generates_the_same_as_without_others(expression: str):
     model = tiny(expression)
     engine = Engine(model, slots=3, context=40)
     asked = [(ids, 4 + i % 5, float(i % 2)) for i, ids in enumerate(prompts())]
@@ -76,7 +76,7 @@ def test_requests_come_while_others_run():
         assert request.tokens == alone.tolist()
 
 
-def test_cancelling_harms_nobody():
+def test_cancelling_does_not_affect_other_requests():
     engine = Engine(tiny(), slots=3, context=40)
     requests = [engine.submit(ids, 10) for ids in prompts(5)]
     for _ in range(3):
@@ -99,7 +99,7 @@ def harmful(expression: str, value: float) -> Model:
     return model
 
 
-def test_logits_that_are_no_numbers_end_one_row():
+def test_nan_logits_end_only_one_row():
     engine = Engine(harmful("llama", math.nan), slots=3, context=40)
     good, bad = engine.submit([1, 2], 5, logit_bias={30: -100}), engine.submit([3, 30], 5)
     drain(engine)
@@ -118,7 +118,7 @@ def test_logits_that_are_no_numbers_end_one_row():
         ("llama+mamba", -math.inf),
     ],
 )
-def test_who_takes_the_row_of_one_that_failed_is_unharmed(expression: str, value: float):
+def test_request_in_the_row_of_a_failed_one_is_unaffected(expression: str, value: float):
     """A longer neighbour makes all rows attend over slots that the failed request has filled."""
     model = harmful(expression, value)
     engine = Engine(model, slots=2, context=60)
@@ -158,7 +158,7 @@ def test_one_prompt_is_read_once():
     assert other.tokens == generate(tiny(), torch.tensor([other.prompt]), 4)[0, 22:].tolist()
 
 
-def test_who_leaves_is_told_once_with_all_its_text():
+def test_finished_request_is_returned_once_with_its_whole_text():
     model = tiny(vocab_size=257)
     engine = Engine(model, BYTES, slots=2, context=60)
     free = engine.submit("Once", 12)
@@ -179,7 +179,7 @@ def test_who_leaves_is_told_once_with_all_its_text():
     assert engine.step() == []
 
 
-def test_a_request_cancelled_while_others_are_told_ends_in_the_loop():
+def test_request_cancelled_in_the_loop_ends_there():
     engine = Engine(tiny(vocab_size=257), BYTES, slots=2, context=60)
     only = engine.submit("Once", 12)
     shown, ends = "", []
@@ -192,7 +192,7 @@ def test_a_request_cancelled_while_others_are_told_ends_in_the_loop():
     assert ends == [None] * 4 + ["cancelled"] and shown == only.text == BYTES.decode(only.tokens)
 
 
-def test_a_row_that_fails_shows_what_was_held_back():
+def test_failed_row_releases_its_held_text():
     model = tiny(vocab_size=257)
     engine = Engine(model, BYTES, slots=2, context=60)
     free = engine.submit("Once", 12)
@@ -239,7 +239,7 @@ def test_prompts_that_share_beginnings(expression: str, dtype: torch.dtype | Non
         assert request.tokens == once.tokens
 
 
-def test_what_is_kept_of_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch):
+def test_kept_prompt_states_are_bounded(monkeypatch: pytest.MonkeyPatch):
     engine = Engine(tiny(), slots=1, context=40)
     bytes_of_one = engine._new_state(1).nbytes
     for allowed, kept in ((1 << 30, 4), (2 * bytes_of_one, 2), (bytes_of_one - 1, 1)):
@@ -263,7 +263,7 @@ def interrupted(model: Model, site: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("expression", ["llama", "mistral+window:5", "llama+mamba"])
 @pytest.mark.parametrize("site", ["embed", "layers.1.resid_post"])
-def test_an_interrupt_loses_nobody(expression: str, site: str):
+def test_interrupt_loses_no_request(expression: str, site: str):
     """Neither while a prompt is read nor while a token is decoded."""
     model = tiny(expression)
     engine = Engine(model, slots=2, context=60)
@@ -328,7 +328,7 @@ def test_an_interrupt_between_rows_draws_nothing_twice(monkeypatch: pytest.Monke
         assert request.tokens == alone(model, request, temperature=1.0, seed=seed) and len(request.logprobs) == 8
 
 
-def test_what_ended_in_an_interrupted_step_is_told_by_the_next():
+def test_next_step_returns_requests_that_ended_in_an_interrupted_one():
     model = tiny(vocab_size=257)
     engine = Engine(model, BYTES, slots=2, context=60)
     short, held = engine.submit("Once", 2), engine.submit("Twice", 5)
@@ -458,7 +458,7 @@ def test_a_sampling_is_looked_up_not_searched(monkeypatch: pytest.MonkeyPatch):
     assert requests[3].sampling is requests[13].sampling and requests[13].sampling.temperature == 1.3
 
 
-def test_a_request_is_what_was_asked():
+def test_request_has_the_given_tokens_and_a_bounded_length():
     request = Engine(tiny(), slots=1, context=40).submit(torch.tensor([1, 2]), 99)
     assert isinstance(request, GenerationRequest) and request.max_new_tokens == 38 and request.finish is None
 
@@ -540,7 +540,7 @@ def test_a_running_text_waits_one_step_for_a_prompt(monkeypatch: pytest.MonkeyPa
     assert turns == ["llll", "lll"] * 4
 
 
-def test_a_text_that_runs_alone_reads_whole_pieces(monkeypatch: pytest.MonkeyPatch):
+def test_single_text_is_prefilled_in_whole_pieces(monkeypatch: pytest.MonkeyPatch):
     engine = Engine(tiny(), slots=3, context=64, piece=8)
     ticks = Ticks(engine, 4, monkeypatch)
     engine.submit([(7 * i) % 31 for i in range(29)], 2)

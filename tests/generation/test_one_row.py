@@ -60,7 +60,7 @@ def test_whole_numbers_lose_nothing(kind: type[QuantizedLinear], size: tuple[int
     assert ((product(linear, x).double() - exact).abs() <= 2**-8 * exact.abs() + tiny).all()
 
 
-def test_what_is_no_number_stays_none():
+def test_nan_input_gives_nan_output():
     for kind in (Int4Linear, Int8Linear):
         if kind is Int4Linear and layout("cpu") != (BLOCK, True):
             continue

@@ -68,7 +68,7 @@ def test_each_step_is_a_pass_over_the_whole_text(name: str, chunk: int):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_rows_of_any_lengths_write_what_each_writes_alone(name: str):
+def test_rows_of_different_lengths_generate_as_separate_rows(name: str):
     """The fixed prefix, half of the context, reaches beyond each of them."""
     model = tiny(name)
     assert generate(model, PROMPTS, 8) == [likeliest(model, prompt, 8) for prompt in PROMPTS]
@@ -107,7 +107,7 @@ def test_beams_of_one_are_greedy_and_scores_are_those_of_the_whole_text():
         assert float(logits.gather(1, torch.tensor(best.tokens)[:, None]).sum()) == pytest.approx(best.score, abs=1e-4)
 
 
-def test_what_was_read_of_one_prompt_is_not_kept_for_another(tmp_path: Path):
+def test_prefix_state_is_not_reused_for_another_prompt(tmp_path: Path):
     model = tiny()
     state = model.init_state(1, 20)
     model(torch.tensor([[1, 2, 3]]), state)
@@ -119,7 +119,7 @@ def test_what_was_read_of_one_prompt_is_not_kept_for_another(tmp_path: Path):
         model(torch.tensor([[4]]), state, global_tokens=torch.tensor([[True]]))
 
 
-def test_a_second_call_goes_on():
+def test_second_call_continues_from_the_state():
     """With a state, further tokens are read from left to right, as what was written is."""
     model, prompt = tiny(), PROMPTS[0]
     state = model.init_state(1, 40)

@@ -50,7 +50,7 @@ CASES = ["llama", "gpt2", "bloom", "mistral+window:6", "qwen3+gqa:2", "llama+ali
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("length", [6, 3, 17])
 @pytest.mark.parametrize("expression", CASES)
-def test_it_goes_on_bit_for_bit(expression: str, length: int, dtype: torch.dtype | None, tmp_path: Path):
+def test_loaded_state_continues_bit_for_bit(expression: str, length: int, dtype: torch.dtype | None, tmp_path: Path):
     """Before the window is full, when it just is, and long after."""
     model, path = tiny(expression), tmp_path / "kept"
     state = read(model, length, dtype=dtype)
@@ -81,7 +81,7 @@ def test_by_default_there_is_room_for_the_context(tmp_path: Path):
     assert load_state(tmp_path / "kept", model)[0].max_len == 48
 
 
-def test_a_full_window_has_forgotten_what_it_had_forgotten(tmp_path: Path):
+def test_loaded_window_state_keeps_its_rewind_limit(tmp_path: Path):
     model, path = tiny("mistral+window:6"), tmp_path / "kept"
     state = read(model, 17, rewind=2)
     save_state(path, state, TOKENS[0, :17].tolist(), model)
@@ -141,7 +141,7 @@ def test_other_weights_are_another_model(tmp_path: Path):
         load_state(path, model)
 
 
-def test_what_was_asked_must_be_what_was_kept(tmp_path: Path):
+def test_loading_with_other_settings_is_refused(tmp_path: Path):
     path, model = kept(tmp_path)
     with refused(code="conflict", field="dtype"):
         load_state(path, model, dtype=torch.int8)

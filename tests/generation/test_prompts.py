@@ -85,7 +85,7 @@ print("FOUND" + json.dumps(found))
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed (xllamacpp)")
 @pytest.mark.parametrize("added", ["nothing", "a start"])
-def test_a_prompt_of_a_gguf_has_as_many_tokens_as_in_llama_cpp(added: str, tmp_path: Path) -> None:
+def test_prompt_of_a_gguf_has_the_token_count_of_llama_cpp(added: str, tmp_path: Path) -> None:
     loaded = gf.load(folder(tmp_path, ADDED[added]))
     path = tmp_path / "model.gguf"
     gguf.write(loaded.model, loaded.tokenizer, path, kind="F32")
@@ -125,7 +125,7 @@ def test_a_special_token_is_a_stop_string(as_json: bool, tmp_path: Path, capsys:
     assert json.loads(out)["texts"][0]["finish"] == "stop" if as_json else out.strip() == "to be"
 
 
-def test_a_padded_vocabulary_writes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ids_beyond_the_tokenizer_have_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ids that the tokenizer lacks have no text, here as in transformers."""
     place = folder(tmp_path, None)
     given: dict[str, Any] = {"max_new_tokens": 4, "logit_bias": {263: 100.0}}
@@ -137,7 +137,7 @@ def test_a_padded_vocabulary_writes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["texts"][0]["tokens"] == 4
 
 
-def test_a_chat_ends_where_the_tokenizer_says(tmp_path: Path) -> None:
+def test_chat_ends_at_the_tokenizers_end(tmp_path: Path) -> None:
     """A folder whose configs name no end: that of the tokenizer ends generate and chat alike."""
     place = folder(tmp_path, None)
     for name in ("config.json", "generation_config.json"):

@@ -92,7 +92,7 @@ CLOSED = {
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_what_is_drawn_has_the_distribution_it_should(name: str) -> None:
+def test_drawn_tokens_have_the_closed_form_distribution(name: str) -> None:
     sampling, expected = CLOSED[name]
     assert chance(drawn(P.log().float(), sampling, 20_000), expected) > 1e-6
 
@@ -206,7 +206,7 @@ def test_equal_logits_share_their_fate() -> None:
 # Penalties
 
 
-def test_frequency_and_presence_count_the_answer_alone() -> None:
+def test_frequency_and_presence_count_only_generated_tokens() -> None:
     """mu_j - c_j a_frequency - [c_j > 0] a_presence, as OpenAI's API has it."""
     logits = torch.linspace(-2, 2, 6)
     prompt, answer = [0, 0, 1], [1, 4, 4, 4]
@@ -281,7 +281,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     assert written(list(range(18)), apart) == together
 
 
-def test_a_row_generator_depends_on_seed_and_row_alone() -> None:
+def test_row_generator_depends_only_on_seed_and_row() -> None:
     def start(seed: int | None, row: int) -> tuple[float, ...]:
         return tuple(torch.rand(3, generator=row_generator(seed, row, "cpu")).tolist())
 
@@ -390,7 +390,7 @@ def test_a_wrong_value_is_one_sentence(fields: dict[str, Any], code: str, field:
     assert "\n" not in str(caught.value)
 
 
-def test_a_bias_on_a_token_that_is_not_there() -> None:
+def test_bias_on_a_missing_token_is_refused() -> None:
     Sampling(logit_bias={9: 1.0}).check(10)
     with refused(code="range", field="logit_bias"):
         Sampling(logit_bias={3: 1.0, 10: 1.0}).check(10)

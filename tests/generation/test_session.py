@@ -66,7 +66,7 @@ def test_texts_are_those_of_generate(expression: str, rule: dict[str, Any]):
     ]
 
 
-def test_a_request_alone_computes_the_bits_of_stream():
+def test_single_request_has_the_bits_of_stream():
     """In 16 bits, in which rows of a batch may round differently."""
     loaded = llm()
     loaded.model.bfloat16()
@@ -139,7 +139,7 @@ def test_ends_are_the_models_unless_ignored():
     ],
     ids=str,
 )
-def test_a_folder_says_how_tokens_are_drawn(generation: dict, given: dict, drawn: dict):
+def test_sampling_defaults_come_from_the_folder(generation: dict, given: dict, drawn: dict):
     sampling = GenerationOptions.of(generation, **given)
     assert {name: getattr(sampling, name) for name in drawn} == drawn
     assert sampling.repetition_penalty == generation.get("repetition_penalty", 1.0)
@@ -229,7 +229,7 @@ def test_an_answer_far_past_the_context_is_refused_as_a_prompt_is():
         longer.generate("x" * 16, max_new_tokens=285)
 
 
-def test_logits_that_are_no_numbers_fail_one_text():
+def test_nan_logits_fail_only_one_text():
     loaded = llm("llama+untied")
     with torch.no_grad():
         loaded.model.embedding.weight[ord("y")] = float("nan")
@@ -287,7 +287,7 @@ def test_a_request_that_is_dropped_is_cancelled():
         assert not session._engine.requests
 
 
-def test_an_interrupt_keeps_what_was_computed():
+def test_interrupt_keeps_the_text_so_far():
     """Ctrl-C in the middle of a pass: the text so far can be read, and other requests continue."""
     loaded = llm()
     passes = iter(range(100))
@@ -344,7 +344,7 @@ def test_a_session_keeps_prompts_and_a_loaded_model_does_not(read: list[int]):
 
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("expression", ["llama", "mistral+window:5", "llama+mamba"])
-def test_a_text_that_continues_an_answer_reads_only_what_is_new(slots: int, expression: str, read: list[int]):
+def test_prompt_that_continues_an_answer_reads_only_new_tokens(slots: int, expression: str, read: list[int]):
     loaded = llm(expression)
     with gf.Session(loaded, slots=slots, answers=True) as session:
         one = session.complete(["Once upon"], max_new_tokens=6, stop_at_eos=False)[0]
@@ -572,7 +572,7 @@ def test_a_prompt_of_no_known_kind_is_refused(prompt: Any):
         llm("llama").generate(prompt)
 
 
-def test_ids_may_be_what_a_tokenizer_gives():
+def test_ids_may_be_array_list_or_tensor():
     loaded = llm("llama")
     ids = BYTES.encode("Once")
     found = [loaded.generate(one, max_new_tokens=6).tokens for one in (ids, ids.tolist(), torch.from_numpy(ids))]
@@ -600,7 +600,7 @@ def raises(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     raise ValueError("mine")
 
 
-def test_a_function_that_raises_ends_its_own_request_alone():
+def test_logits_processor_that_raises_ends_only_its_request():
     """The guilty request ends with the function's own exception, in a batch and with guessed tokens."""
     loaded = llm()
     bad: list[tuple[Callable[..., Any], type[Exception]]] = [

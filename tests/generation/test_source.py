@@ -198,13 +198,13 @@ def test_options_of_a_search_are_those_of_the_folder(pair: Pair, said: dict[str,
         assert [*found.tokens][: len(text)] == text
 
 
-def test_a_rule_for_a_token_that_is_not_there_is_refused(pair: Pair) -> None:
+def test_rule_for_a_missing_token_is_refused(pair: Pair) -> None:
     for call in (gf.generate, partial(beams, width=2)):
         with refused(code="range", field="banned"):
             call(model=pair[0], tokens=torch.tensor([[2]]), source=[[5]], rules=Rules(banned=(61,)))
 
 
-def test_rows_of_other_lengths_and_draws_say_what_they_say_alone(pair: Pair) -> None:
+def test_rows_with_sources_generate_as_separate_rows(pair: Pair) -> None:
     model, _ = pair
     tokens, source = [[2], [2, 7, 9]], [[5, 6, 7, 8], [9, 4]]
     both, drawn = (gf.generate(model, tokens, NEW, source=source, **rule) for rule in ({}, DRAWN))
@@ -239,7 +239,7 @@ def test_wrong_sources_are_refused_in_a_sentence(fields: dict[str, Any], code: s
         assert "\n" not in str(caught.value)
 
 
-def test_the_command_writes_what_transformers_writes(pair: Pair, tmp_path: Path, capsys: Any) -> None:
+def test_generate_command_with_source_equals_transformers(pair: Pair, tmp_path: Path, capsys: Any) -> None:
     """From a folder with a tokenizer; the start comes from its files."""
     model, other = pair
     loaded, tokenizer = gf.load(str(tmp_path)), CharTokenizer(map(chr, range(65, 65 + model.vocab_size)))
@@ -307,7 +307,7 @@ def test_wrong_commands_are_refused_in_a_sentence(options: list[str], said: str,
     assert said in problem and len(problem.splitlines()) == 1
 
 
-def test_a_command_without_a_source_is_told_the_option(tmp_path: Path, capsys: Any) -> None:
+def test_generate_command_without_source_names_the_option(tmp_path: Path, capsys: Any) -> None:
     tokenizer = with_special_token(ByteTokenizer(), "eos_token", "<|endoftext|>")
     gf.save(gf.preset("t5@1m+vocab_size=258+layers=1").build(), tokenizer, tmp_path)
     assert main(["generate", str(tmp_path), "--prompt", "ab", "--threads", "1"]) == 2

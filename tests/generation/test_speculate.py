@@ -155,7 +155,7 @@ def test_learned_positions_are_used_to_the_last() -> None:
 
 
 @pytest.mark.parametrize("expression", ["llama", "llama+window:5", "llama+mamba"])
-def test_a_state_goes_on_wherever_the_loop_was_left(expression: str) -> None:
+def test_state_continues_after_leaving_the_loop_anywhere(expression: str) -> None:
     """In a chat, the state has read the answer except its last token, with which the next turn starts."""
     model, tokens = tiny(expression), prompt()
     wanted = written(model, tokens, 36)
@@ -273,7 +273,7 @@ def test_sampled_text_has_the_models_distribution(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lookup", "greedy draft", "hot draft"])
-def test_sampled_text_has_the_models_distribution_whoever_guesses(name: str) -> None:
+def test_sampled_text_has_the_models_distribution_with_any_proposer(name: str) -> None:
     sampling = Sampling(**CASES["top_k and top_p"])
     proposers: dict[str, Proposer] = {
         "lookup": PromptLookup(),
@@ -289,7 +289,7 @@ def test_the_proof_would_see_a_wrong_rule() -> None:
     assert improbable(liar, torch.tensor([[3]]), Sampling(temperature=1.0)) < 1e-6
 
 
-def test_a_draft_of_the_same_distribution_always_stands() -> None:
+def test_draft_of_the_same_distribution_is_always_accepted() -> None:
     model, sampling = tiny(), Sampling(temperature=1.0, top_p=0.95)
     run = speculate(model, prompt(), Draft(model), 50, sampling, seed=5)
     assert len(list(run)) == 50 and run.accepted == run.proposed > 30
@@ -388,7 +388,7 @@ def poisoned(model: Model, token: int) -> Model:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.01)], ids=["greedy", "sampled"])
-def test_logits_that_are_no_numbers(sampling: Sampling) -> None:
+def test_nan_logits_fail_only_if_of_the_model(sampling: Sampling) -> None:
     tokens = prompt()
     wanted = written(tiny(), tokens, 30)
     # those of a draft do no harm

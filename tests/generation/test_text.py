@@ -96,7 +96,7 @@ def test_ten_thousand_stop_strings() -> None:
     assert not Stops([]).feed("text")[1]
 
 
-def test_work_is_linear_where_all_begins_again_and_again() -> None:
+def test_stop_search_is_linear_in_repeated_partial_matches() -> None:
     """A text that is nearly a stop string at every place, character by character: 10^10 steps if each place were
     compared separately."""
     length = 100_000
@@ -297,7 +297,7 @@ def test_bytes_of_a_run_are_shown_together() -> None:
     assert pieces_of(tokenizer, [the, 2 + 0x0A]) == ["the", "", "\n"]
 
 
-def test_the_next_text_begins_anew() -> None:
+def test_flush_resets_the_detokenizer() -> None:
     tokenizer = sentencepiece(True)
     detokenizer, the = Detokenizer(tokenizer), tokenizer.ids()["▁the"]
     assert [detokenizer.feed(the), detokenizer.feed(the), detokenizer.flush()] == ["the", " the", ""]
