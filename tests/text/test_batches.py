@@ -182,7 +182,7 @@ def test_no_target_is_scored_twice(n: int, context: int, stride: int, most: int 
         assert len(scored) <= max(most, stride) + context - stride
 
 
-def test_fewer_windows_lie_evenly_over_the_text() -> None:
+def test_fewer_windows_are_spaced_evenly() -> None:
     windows = evaluation_windows(np.arange(1001), 10, 100, token_bytes=np.ones(1001))
     assert windows.starts.tolist() == list(range(0, 1000, 100))
     assert windows.scored == 100

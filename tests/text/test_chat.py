@@ -120,7 +120,7 @@ def rendered(worker: TemplateWorker, template: str, messages: list[dict[str, Any
 
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_chat_is_what_transformers_makes_of_it(name: str, prompt: bool, worker: TemplateWorker) -> None:
+def test_rendered_chat_equals_transformers(name: str, prompt: bool, worker: TemplateWorker) -> None:
     turned_away = 0
     for messages in CHATS:
         options = {"add_generation_prompt": prompt, **SPECIALS}
@@ -233,7 +233,7 @@ def resident() -> int:
         ("{{ 1 // 0 }}", "failed"),
     ],
 )
-def test_the_code_says_what_is_wrong(template: str, code: Code, worker: TemplateWorker) -> None:
+def test_template_errors_have_codes(template: str, code: Code, worker: TemplateWorker) -> None:
     with refused(code=code, field="chat_template"):
         rendered(worker, template, CHATS[0])
 
@@ -340,7 +340,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are those of Linux")
-def test_the_process_gives_up_what_could_be_misused(tmp_path: Path) -> None:
+def test_template_process_gives_up_its_rights(tmp_path: Path) -> None:
     script = Path(chat_template.__file__).with_name("chat_worker.py")
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", GIVEN_UP, str(script), str(tmp_path / "new")],
@@ -364,7 +364,7 @@ def test_the_worker_needs_no_torch_and_no_package() -> None:
     assert not {"torch", "numpy", "glassformer", "jinja2"} & set(json.loads(done.stdout.replace("'", '"')))
 
 
-def test_templates_nobody_would_write() -> None:
+def test_random_templates_render_or_fail_in_a_sentence() -> None:
     found = fuzz(3)
     assert found["text"] > 10 and sum(found.values()) > 100
 

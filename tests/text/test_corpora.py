@@ -126,7 +126,7 @@ def test_a_wrong_json_line_is_placed(line: str, code: Code, field: str, tmp_path
         texts(open_corpus(path))
 
 
-def test_a_folder_is_read_in_order_and_says_what_it_skipped(tmp_path: Path) -> None:
+def test_folder_is_read_in_order_and_lists_skipped_files(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "config").write_text("hidden")
@@ -217,7 +217,7 @@ def test_a_file_without_text_is_refused(name: str, content: bytes, code: Code, t
         open_corpus(tmp_path / name)
 
 
-def test_a_folder_without_text_says_why(tmp_path: Path) -> None:
+def test_folder_without_text_is_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(RequestError, match=r"files skipped: 1 other suffixes \(t.parquet\); tables are read by hf:"):
         open_corpus(tmp_path)

@@ -48,7 +48,7 @@ def test_the_unchanged_files_are_read(name: str, tmp_path: Path) -> None:
         ("""print('"! 9.0 s, 7 KiB"', flush=True)""", "9.0 s, 7 KiB"),
     ],
 )
-def test_what_must_not_be_is_found(code: str, finding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashes_and_hangs_are_findings(code: str, finding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def worker(seed: int, begin: int) -> Iterator[subprocess.Popen[bytes]]:
         """The second input is a bad one."""
@@ -113,7 +113,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("parts", HUGE.values(), ids=HUGE)
-def test_what_makes_a_text_too_long_is_refused(parts: dict[str, Any], tmp_path: Path) -> None:
+def test_steps_that_lengthen_text_too_much_are_refused(parts: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({**corpus()["tokenizer.json"][0], **parts}))
     with refused(code="range", field="tokenizer.json:pre_tokenizer") as caught:
@@ -134,7 +134,7 @@ TABLE = {"type": "Precompiled", "precompiled_charsmap": "/////w=="}
         (chained(*NORMALIZERS, DOUBLED, {"precompiled_charsmap": "/////w=="}), "precompiled_charsmap has 4 bytes"),
     ],
 )
-def test_what_the_library_would_believe_is_refused(parts: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_malformed_parts_that_the_library_accepts_are_refused(parts: dict[str, Any], says: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({**corpus()["tokenizer.json"][0], **parts}))
     with pytest.raises(RequestError, match=says):
         load_tokenizer(tmp_path)

@@ -255,7 +255,7 @@ def test_byte_level_bpe_goes_and_comes_back(rule: PreTokenizer) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({"gpt-2", *GGUF_PRE_TOKENIZER_SPLITS}))
-def test_byte_level_bpe_is_what_transformers_makes_of_it(name: str) -> None:
+def test_byte_level_bpe_equals_transformers(name: str) -> None:
     """Its converter, on the metadata that we write."""
     rule = BY_NAME[name]
     metadata = {**tokenizer_to_gguf(trained(rule)), "tokenizer.ggml.pre": name}
@@ -484,7 +484,7 @@ def test_unigram_goes_and_comes_back(one_space: int, prefix: int, table: int) ->
         assert 2 in ids(tokenizer, "Ａ b")
 
 
-def test_unigram_is_what_transformers_makes_of_it() -> None:
+def test_unigram_equals_transformers() -> None:
     """transformers' T5Tokenizer cuts at all whitespace; single spaces are alike. It renames the last rows."""
     metadata = unigram()
     ours, hf = tokenizer_from_gguf(metadata), converted("t5", metadata)
@@ -532,7 +532,7 @@ def test_wordpiece_goes_and_comes_back_and_is_bert() -> None:
 # Through a file
 
 
-def test_what_is_written_to_a_file_is_read_from_it(tmp_path: Path) -> None:
+def test_tokenizer_round_trip_through_a_gguf_file(tmp_path: Path) -> None:
     """By the writer and the reader of the gguf package."""
     kinds = {"bpe": trained(RULES[0]), "spm": sentencepiece(True), "t5": tokenizer_from_gguf(unigram(table=True))}
     for name, tokenizer in kinds.items():
@@ -756,7 +756,7 @@ TWICE = {
         (lambda: changed(wordpiece()[0], normalizer=None), "otherwise than BERT"),
     ],
 )  # fmt: skip
-def test_what_llama_cpp_has_no_rule_for_is_named(make: Any, message: str) -> None:
+def test_tokenizer_without_a_llama_cpp_rule_is_refused(make: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         tokenizer_to_gguf(make())
     assert "\n" not in str(caught.value)

@@ -76,7 +76,7 @@ def test_a_book_among_notes_is_divided_with_them() -> None:
     assert parts.describe()["held_out"] == "the last 0.1 of each document"
 
 
-def test_the_rule_says_what_it_came_to() -> None:
+def test_description_names_the_actual_held_out_share() -> None:
     texts = [f"{number:02}" + "x" * 98 for number in range(25)]
     parts = split(corpus(texts), 0.11)  # 2.75 documents of 100 bytes
     assert parts.describe()["held_out"] == "whole documents, 0.12 of the bytes (0.11 asked for)"
@@ -136,7 +136,7 @@ def test_a_text_too_short_is_refused() -> None:
         list(split(corpus(["x"])).train.documents())
 
 
-def test_fingerprints_name_what_the_sides_depend_on() -> None:
+def test_fingerprints_depend_on_text_share_and_seed() -> None:
     a = corpus(["text"])
     sides = [
         split(a).train,

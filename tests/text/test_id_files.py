@@ -54,7 +54,7 @@ def test_folder_of_nanogpt_is_read_and_its_pickle_is_not(nano: Path) -> None:
         assert not tokens.token_bytes.any() and not Path("/tmp/glassformer-was-unpickled").exists()
 
 
-def test_ids_with_a_tokenizer_beside_them_are_the_text(nano: Path) -> None:
+def test_id_file_with_a_tokenizer_trains_as_its_text(nano: Path) -> None:
     """The alphabet of nanoGPT is sorted as that of a char tokenizer: text and ids train alike, bits per byte too."""
     CharTokenizer(TEXT).save(nano)
     (nano / "input.txt").write_text(TEXT)

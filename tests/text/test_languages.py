@@ -24,7 +24,7 @@ def test_numbers_are_those_of_english():
     assert len({words(n) for n in range(20_000)}) == 20_000
 
 
-def test_answers_are_right():
+def test_targets_of_language_tasks_are_correct():
     for source, target in pairs("numbers", 500):
         assert words(int(target)) == source
     for source, target in pairs("dates", 500):

@@ -84,7 +84,7 @@ SAME = ["x+a+y", "x++x+y", "(?>x+)y", "(?:ab|c)+d", "(?:a|b)*c", "x+,x+y", r"[^\
 
 
 @pytest.mark.parametrize("pattern", SAME)
-def test_what_can_be_divided_in_one_way_is_not(pattern: str) -> None:
+def test_unambiguous_pattern_is_accepted(pattern: str) -> None:
     check(pattern)
 
 
@@ -116,7 +116,7 @@ PATTERNS = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(PATTERNS)
-def test_what_is_read_ends_soon(pattern: str) -> None:
+def test_accepted_pattern_ends_in_time(pattern: str) -> None:
     """A cubic pattern takes 85 million steps on 800 characters, about a second, and a quadratic one a few ms."""
     try:
         check(pattern)
@@ -134,7 +134,7 @@ def test_what_is_read_ends_soon(pattern: str) -> None:
         assert best < 0.3, f"{best:.2f} s"
 
 
-def test_what_breaks_off_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_pattern_match_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     """The error of a library that the user made is reported, since its patterns are not checked."""
     library = Library(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     library.pre_tokenizer = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")

@@ -44,7 +44,7 @@ def test_describe_is_plain_and_complete(path: Path, story: str) -> None:
     assert total == len(story)
 
 
-def test_what_was_not_read_is_said(path: Path, tmp_path: Path) -> None:
+def test_notes_name_unread_text(path: Path, tmp_path: Path) -> None:
     assert prepare(path).notes == []
     (tmp_path / "image.png").write_bytes(b"png")
     (tmp_path / "other.txt").write_bytes("Чехов и другие писатели".encode("cp1251"))
@@ -186,7 +186,7 @@ def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path) -> None:
     assert peak(64) < peak(4) + 40
 
 
-def test_lost_text_is_said(path: Path) -> None:
+def test_note_reports_lost_text(path: Path) -> None:
     data = prepare(path, CharTokenizer("the cat\n", unknown=True))
     assert not data.token_bytes.any() and len(data.notes) == 1
     assert data.notes[0].startswith("The char tokenizer loses part of the held-out text (of ")

@@ -272,7 +272,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         token_shards(lambda: documents("x"), BYTE, "f", cache_dir=tmp_path / "file")
 
 
-def test_what_a_killed_process_left_is_swept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_killed_process_are_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache / "shards" / ".glassformer-tmp-old").mkdir(parents=True)
     token_shards(lambda: documents("x"), BYTE, "f")
     assert (cache / "shards" / ".glassformer-tmp-old").exists()  # it may still be at work

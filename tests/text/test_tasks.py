@@ -39,7 +39,7 @@ def test_a_block_is_repeated_and_its_length_is_drawn() -> None:
     assert min(periods) == 5 and max(periods) == 20 and len(set(periods)) == 16
 
 
-def test_what_is_copied_is_what_stands_among_noise_in_its_order() -> None:
+def test_selective_copy_targets_are_the_symbols_in_order() -> None:
     task = SelectiveCopy(symbols=5, row=30, kept=6)
     rows = task.rows(50, 0)
     assert rows.asked.sum() == 50 * 6 and rows.asked[:, 30:].all()
@@ -49,7 +49,7 @@ def test_what_is_copied_is_what_stands_among_noise_in_its_order() -> None:
     assert np.bincount(places, minlength=30).min() > 0
 
 
-def test_answers_of_a_regression_are_linear_in_what_is_read() -> None:
+def test_regression_targets_are_linear_in_the_inputs() -> None:
     joined = Regression(dims=3, examples=8).rows(20, 0)
     assert joined.inputs.shape == (20, 9, 4) and joined.asked.sum() == 20 and not joined.inputs[:, -1, -1].any()
     for read, answer in zip(joined.inputs, joined.targets, strict=True):
@@ -72,7 +72,7 @@ def test_rows_of_a_mixture_share_its_functions() -> None:
 
 
 @pytest.mark.parametrize(("name", "row"), [("induction", 65), ("selective-copy", 64 + 1 + 8)])
-def test_as_a_text_a_task_has_rows_and_says_which_it_is(name: str, row: int, tmp_path: Path) -> None:
+def test_task_corpus_has_rows_and_name(name: str, row: int, tmp_path: Path) -> None:
     text = prepare(name, cache_dir=tmp_path)
     assert text.train.task == text.validation.task == name and text.describe()["task"] == name
     assert text.train.documents + text.validation.documents == 20_000 and text.tokenizer.kind == "char"
@@ -95,7 +95,7 @@ def test_as_a_text_a_task_has_rows_and_says_which_it_is(name: str, row: int, tmp
         ("induction:row=99999999", "row=99999999"),
     ],
 )  # fmt: skip
-def test_what_names_no_task_is_refused(data: str, said: str) -> None:
+def test_unknown_task_is_refused(data: str, said: str) -> None:
     with pytest.raises(RequestError) as refused:
         open_corpus(data)
     assert said in str(refused.value)

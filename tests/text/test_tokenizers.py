@@ -43,7 +43,7 @@ def test_any_text_comes_back_and_its_bytes_are_counted(tokenizer: Tokenizer, tex
 
 @given(ANY_TEXT.filter(bool), st.booleans(), st.booleans())
 @settings(deadline=None)
-def test_char_comes_back_on_its_own_alphabet(text: str, unknown: bool, separator: bool) -> None:
+def test_char_round_trip_on_the_trained_alphabet(text: str, unknown: bool, separator: bool) -> None:
     tokenizer = CharTokenizer.train([text], unknown, separator)
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
@@ -101,7 +101,7 @@ def test_broken_utf8_decodes_to_the_replacement_character() -> None:
     assert ByteTokenizer().decode([0xE2, 0x28, 256]) == "\ufffd("
 
 
-def test_text_is_data_even_where_it_spells_a_special_token() -> None:
+def test_text_that_spells_a_special_token_is_encoded_as_text() -> None:
     text = "a<|endoftext|>b"
     assert BPE.eos_id not in BPE.encode(text)
     assert BPE.decode(BPE.encode(text)) == text
@@ -119,7 +119,7 @@ def test_bpe_training_is_deterministic_and_no_larger_than_asked() -> None:
     assert BPETokenizer.train(["x"], 5000).vocab_size < 300  # too little text for more
 
 
-def test_bpe_reads_a_bounded_sample_that_lies_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bpe_trains_on_a_bounded_even_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subword, "TRAINING_BYTES", 1000)
     pieces = [f"{number:010d}" for number in range(1000)]
     used = [int(piece) for piece in subword._sample(pieces, 10_000, lambda *_: None)]
@@ -207,7 +207,7 @@ def _twin_of_bytes() -> FileTokenizer:
 TWIN_OF_BYTES = _twin_of_bytes()
 
 
-def test_fingerprints_tell_tokenizers_apart() -> None:
+def test_fingerprints_distinguish_tokenizers() -> None:
     kinds = [
         ByteTokenizer(),
         CharTokenizer("ab"),
@@ -304,7 +304,7 @@ def test_a_malformed_tokenizer_file_is_one_sentence(content: bytes, code: Code, 
     assert str(path) in str(caught.value)
 
 
-def test_a_tokenizer_file_that_cannot_encode_a_text_says_so(tmp_path: Path) -> None:
+def test_tokenizer_file_refuses_text_it_cannot_encode(tmp_path: Path) -> None:
     CharTokenizer("ab").save(tmp_path)
     tokenizer = FileTokenizer.read(tmp_path / "tokenizer.json")
     for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
@@ -329,7 +329,7 @@ def test_a_tokenizer_file_is_refused_by_its_size_before_it_is_read(
      '{"glassformer_tokenizer": 1, "kind": "char", "alphabet": 3}',
      '{"glassformer_tokenizer": 1, "kind": "char", "alphabet": "", "unknown": false, "separator": false}'],
 )  # fmt: skip
-def test_a_malformed_file_of_our_own(fields: str, tmp_path: Path) -> None:
+def test_malformed_tokenizer_file_in_our_format_is_refused(fields: str, tmp_path: Path) -> None:
     (tmp_path / "glassformer_tokenizer.json").write_text(fields)
     with pytest.raises(RequestError):
         load_tokenizer(tmp_path)
@@ -357,7 +357,7 @@ def test_a_wrong_spec_is_one_sentence(spec: str, code: Code) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_was_trained_is_found_again(cache: Path) -> None:
+def test_trained_tokenizer_is_cached(cache: Path) -> None:
     reads = []
 
     def documents() -> list[Document]:
