@@ -37,7 +37,7 @@ class Warmer(Callback):
         self.scale = state["scale"]
 
 
-def test_what_callbacks_keep_goes_on_bit_for_bit(text: TextData, tmp_path: Path) -> None:
+def test_state_of_callbacks_resumes_bit_for_bit(text: TextData, tmp_path: Path) -> None:
     recipe = {**TEN, "clip": None, "optimizer": "sgd"}
     train(model(), text, recipe, tmp_path / "straight", callbacks=[Warmer(), Warmer()])
     with pytest.raises(Interrupted):

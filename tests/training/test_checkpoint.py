@@ -178,7 +178,7 @@ def test_the_vectors_of_a_power_iteration_are_part_of_it(tmp_path: Path) -> None
         checkpoint.load_model(checkpoint.save(tmp_path / "plain", 1, *built(), {}), resumed)
 
 
-def test_what_is_written_in_the_background_is_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_checkpoint_holds_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is slow, and training continues: the files hold the weights and moments of the step that was saved."""
     model, optimizer = built()
     held, real = threading.Event(), stored.save_file
@@ -211,9 +211,7 @@ def test_what_is_written_in_the_background_is_of_one_step(tmp_path: Path, monkey
             assert all(torch.equal(value, right[part]) for part, value in other.state[one].items())
 
 
-def test_what_fails_in_the_background_is_raised_when_it_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_background_failure_is_raised_at_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 

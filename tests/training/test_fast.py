@@ -16,7 +16,7 @@ from glassformer.training.gradients import clip, gradient_norm
 from tests.training.test_loop import BATCH, CONTEXT, SMALL, TEN
 
 
-def test_a_loop_of_ones_own_is_the_loop(text: TextData) -> None:
+def test_user_loop_equals_train_bit_for_bit(text: TextData) -> None:
     """Ten plain steps, at a constant rate: the losses and weights of `train`, bit for bit."""
     schedule = {"kind": "constant", "warmup": 0}
     run = train(preset(f"llama@1m{SMALL}"), text, {**TEN, "schedule": schedule, "learning_rate": 1e-3})

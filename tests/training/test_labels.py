@@ -138,12 +138,12 @@ def test_shared_words_are_those_of_squad() -> None:
         (f"{TINY}+classes:2", "spans", "conflict", "head"),
     ],
 )
-def test_what_cannot_be_learnt_is_refused(reviews: Path, model: str, objective: str, code: Code, field: str) -> None:
+def test_unlearnable_labels_are_refused(reviews: Path, model: str, objective: str, code: Code, field: str) -> None:
     with refused(code=code, field=field):
         gf.train(model, str(reviews), steps=1, context=32, objective=objective, progress=False)
 
 
-def test_an_answer_elsewhere_than_said_is_refused(tmp_path: Path) -> None:
+def test_answer_at_another_place_is_refused(tmp_path: Path) -> None:
     rows = [{"context": f"{i} Rome", "question": "Where?", "answer": "Rome", "start": 0} for i in range(20)]
     with refused(code="conflict", field="data.start"):
         gf.train(f"{TINY}+spans", str(lines(tmp_path / "q.jsonl", rows)), steps=1, context=32, progress=False)

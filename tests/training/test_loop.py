@@ -122,7 +122,7 @@ def test_accumulation_equals_the_whole_batch(text: TextData) -> None:
     assert norms[1] == pytest.approx(norms[0], rel=1e-3)  # Adam and clipping hide how large gradients are
 
 
-def test_decay_is_on_matrices_alone() -> None:
+def test_weight_decay_applies_only_to_matrices() -> None:
     built = model("gpt2@1m").build()
     optimizer = AdamWConfig().create(built, 1e-3, 0.1)
     of = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
@@ -133,7 +133,7 @@ def test_decay_is_on_matrices_alone() -> None:
         assert decay == (0.1 if matrix else 0.0), name
 
 
-def test_a_diverging_run_stops_and_says_what_was_seen(text: TextData, tmp_path: Path) -> None:
+def test_diverging_run_stops_and_reports_its_losses(text: TextData, tmp_path: Path) -> None:
     run = train(
         model(),
         text,
@@ -253,7 +253,7 @@ def test_metrics_cut_by_a_crash_are_mended(text: TextData, tmp_path: Path) -> No
     assert steps == list(range(1, 11))
 
 
-def test_other_text_is_not_gone_on_with(text: TextData, tmp_path: Path) -> None:
+def test_resume_refuses_changed_text(text: TextData, tmp_path: Path) -> None:
     """Same model, same recipe, same alphabet; other words."""
     with pytest.raises(Interrupted):
         train(model(), text, TEN, tmp_path / "run", callbacks=[interrupt_at(5)])
@@ -265,7 +265,7 @@ def test_other_text_is_not_gone_on_with(text: TextData, tmp_path: Path) -> None:
     assert train(model(), text, TEN, tmp_path / "run", resume=True).steps == 10
 
 
-def test_one_command_begins_goes_on_and_finds_the_run_finished(text: TextData, tmp_path: Path) -> None:
+def test_one_command_starts_resumes_and_finds_the_run_finished(text: TextData, tmp_path: Path) -> None:
     """A preempted job repeats `--resume`: before there is a folder, before a checkpoint, after some steps, at the end.
     The run is the one that was never stopped."""
     straight = train(model(), text, TEN, tmp_path / "straight")
@@ -333,7 +333,7 @@ def test_a_run_shorter_than_a_window_can_diverge(
 
 
 @pytest.mark.parametrize("began", ["bfloat16", "float32"])
-def test_what_auto_chose_stays_when_a_run_is_resumed(
+def test_resumed_run_keeps_the_dtype_chosen_by_auto(
     text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: str
 ) -> None:
     """The resumed run keeps its dtype although the machine's measurements now favour another."""
@@ -382,7 +382,7 @@ HELD = ("config.yaml", "config.json", "tokenizer.json", "tokenizer_config.json",
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_a_folder_of_something_else_is_left_alone(text: TextData, tmp_path: Path, name: str) -> None:
+def test_folder_without_a_run_is_not_overwritten(text: TextData, tmp_path: Path, name: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / name).write_text("mine")
     with refused(code="exists", field="out"):
@@ -399,7 +399,7 @@ def test_a_folder_of_other_files_is_written_to(text: TextData, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("crash", ["model", "tokenizer", "loop"])
-def test_a_run_that_ended_before_its_first_checkpoint_begins_again(
+def test_run_that_ended_before_its_first_checkpoint_starts_again(
     text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
 ) -> None:
     def die(*args: object, **kwargs: object) -> None:
@@ -437,7 +437,7 @@ def test_an_out_within_a_file_is_refused(text: TextData, tmp_path: Path) -> None
         train(model(), text, TEN, tmp_path / "file" / "a" / "b")
 
 
-def test_what_no_text_could_mend_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfit_request_is_refused_before_reading_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "read_data", lambda *_, **__: pytest.fail("read the text"))
     wrong: tuple[tuple[str, Code, str], ...] = (
         ("+bidirectional", "causal", "layers.0.mixer"),

@@ -122,7 +122,7 @@ def test_spans_take_their_share_in_stretches(text: TextData):
         assert 1.0 < chosen / runs < longest and (span == 1 or chosen / runs > 3.0)
 
 
-def test_pieces_of_a_batch_weigh_as_many_targets_as_they_have(text: TextData):
+def test_microbatches_are_weighted_by_their_targets(text: TextData):
     """Micro-batches have the loss and the gradients of the whole, though masks are not spread evenly."""
     with_mask = MaskedConfig().with_tokens(text)
     built = preset(ENCODER).replace(vocab_size=with_mask.tokenizer.vocab_size, context=16).build(seed=0)
@@ -179,7 +179,9 @@ REFUSED: list[tuple[str, dict[str, Any], Code, str]] = [
 
 
 @pytest.mark.parametrize(("name", "fields", "code", "field"), REFUSED)
-def test_what_an_objective_refuses(name: str, fields: dict[str, Any], code: Code, field: str, text: TextData):
+def test_objectives_refuse_unfit_models_and_fields(
+    name: str, fields: dict[str, Any], code: Code, field: str, text: TextData
+):
     with refused(code=code, field=field) as caught, warnings.catch_warnings():
         prepare_run(preset(name), text, {**TEN, **fields})
     assert "\n" not in str(caught.value)
@@ -236,7 +238,7 @@ def test_prompt_ends_where_a_word_does(text: str, prompt: str):
     assert bytes(kept).decode() == prompt
 
 
-def test_prompt_begins_with_a_word_of_prose():
+def test_prompt_starts_with_a_word_of_prose():
     """A table, then half a word, then prose; the table by itself stays as it is."""
     table, length = "+-----+-----+\n| 1 | 2 |\n" * 3, 16
     ids = np.frombuffer(f"{table}ing of the cat that sat on a mat in the sun all day".encode(), dtype=np.uint8)

@@ -237,7 +237,7 @@ def test_state_that_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:
         checkpoint.save(tmp_path, 1, built, optimizer, {})
 
 
-def test_adamws_files_hold_what_they_held(tmp_path: Path) -> None:
+def test_files_of_adamw_keep_their_tensors(tmp_path: Path) -> None:
     """PART.PARAMETER for step and both moments, and nothing else: older versions read them, and theirs are read."""
     built, _ = stepped(AdamWConfig())
     optimizer = AdamWConfig().create(built, 1e-2, 0.1)

@@ -37,7 +37,7 @@ def base(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_begins_with_the_weights_given(text: TextData, tmp_path: Path) -> None:
+def test_run_starts_from_the_given_weights(text: TextData, tmp_path: Path) -> None:
     """With a tiny learning rate the run also ends with the given weights; it resumes only with those."""
     config = gf.preset(f"{TINY}+vocab_size={text.tokenizer.vocab_size}+context=16")
     model = config.build(seed=7)
@@ -61,7 +61,7 @@ def test_its_file_is_held_against_its_fingerprint(tmp_path: Path) -> None:
         Pretrained.read(tmp_path / "weights.safetensors", "0" * 64)
 
 
-def test_the_command_goes_on_from_pooled_heads(base: Path, source: Path, tmp_path: Path) -> None:
+def test_train_command_continues_from_pooled_heads(base: Path, source: Path, tmp_path: Path) -> None:
     out = tmp_path / "pooled"
     begun = ["train", f"{base}+gqa:2", "--data", str(source), "--out", str(out), "--pretrained", *OPTIONS]
     assert main([*begun, "--lr", "1e-12"]) == 0
@@ -69,7 +69,7 @@ def test_the_command_goes_on_from_pooled_heads(base: Path, source: Path, tmp_pat
     assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(pooled.parameters(), done.parameters(), strict=True))
 
 
-def test_arms_begin_with_their_weights_in_the_tokenizer_they_know(base: Path, source: Path, tmp_path: Path) -> None:
+def test_pretrained_arms_keep_their_weights_and_tokenizer(base: Path, source: Path, tmp_path: Path) -> None:
     names = [f"{base}", f"{base}+gqa:2", f"{base}+mqa"]
     found = compare(
         names, source, out=tmp_path / "out", pretrained=True, executor=AT_ONCE, allow_unmatched=True, **PLAN

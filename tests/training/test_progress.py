@@ -114,7 +114,7 @@ def test_the_way_on_that_is_named_is_one(folder: Path, text: TextData, straight:
     assert checkpoint.latest(folder) == folder / "checkpoints" / "step_00000008"
 
 
-def test_where_no_checkpoint_is_whole_that_is_said(folder: Path, text: TextData) -> None:
+def test_run_without_an_intact_checkpoint_is_refused(folder: Path, text: TextData) -> None:
     for path in folder.glob("checkpoints/*/model.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
     for act in (lambda: resume(folder, text), lambda: load_run(folder)):
@@ -136,7 +136,7 @@ def test_where_no_checkpoint_is_whole_that_is_said(folder: Path, text: TextData)
     ],
     ids=lambda line: line[:40],
 )  # fmt: skip
-def test_what_is_no_row_is_left_out(folder: Path, text: TextData, straight: Run, line: str) -> None:
+def test_invalid_rows_of_metrics_are_skipped(folder: Path, text: TextData, straight: Run, line: str) -> None:
     whole = read_metrics(folder / "metrics.jsonl")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
@@ -148,7 +148,7 @@ def test_what_is_no_row_is_left_out(folder: Path, text: TextData, straight: Run,
     assert read_metrics(folder / "metrics.jsonl") == run.metrics
 
 
-def test_lost_rows_are_told_of(folder: Path, text: TextData, straight: Run) -> None:
+def test_lost_rows_of_metrics_warn(folder: Path, text: TextData, straight: Run) -> None:
     """The run is the same; a warning reports that its curve lacks the first steps."""
     (folder / "metrics.jsonl").unlink()
     with pytest.warns(UserWarning, match=r"metrics\.jsonl lacks 5 of the 5 steps so far") as told_of:
@@ -157,7 +157,7 @@ def test_lost_rows_are_told_of(folder: Path, text: TextData, straight: Run) -> N
     assert told(run) == told(straight)[STOPPED:] and run.validation == straight.validation
 
 
-def test_what_has_no_bits_per_byte_is_read_back(tmp_path: Path) -> None:
+def test_row_without_bits_per_byte_is_read_back(tmp_path: Path) -> None:
     """A tokenizer that loses text still has a loss."""
     found = {"loss": 1.0, "perplexity": 2.7, "bits_per_byte": None, "tokens": 3}
     row = {"step": 3, "tokens": 96, "seconds": 1.0, "validation": found}

@@ -24,7 +24,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_checkpoint_saved_meanwhile_is_not_thrown_away(text: Path, tmp_path: Path):
+def test_checkpoint_saved_between_check_and_run_is_kept(text: Path, tmp_path: Path):
     config, out = gf.preset(TINY), tmp_path / "run"
     with pytest.warns(UserWarning, match="holds no run yet"):
         first, second = (prepare_run(config, text, RECIPE, out, resume=True) for _ in range(2))
@@ -36,7 +36,7 @@ def test_a_checkpoint_saved_meanwhile_is_not_thrown_away(text: Path, tmp_path: P
     assert (out / "metrics.jsonl").read_bytes() == written
 
 
-def test_another_model_does_not_begin_in_a_folder_that_was_begun(text: Path, tmp_path: Path):
+def test_started_folder_refuses_another_model(text: Path, tmp_path: Path):
     config, out = gf.preset(TINY), tmp_path / "run"
     run = gf.train(config, text, RECIPE, out=out)
     assert run.status == "ok"
@@ -55,7 +55,7 @@ def test_a_state_that_could_not_be_read_back_is_not_written(text: Path, tmp_path
         gf.train(gf.preset(TINY), text, RECIPE, out=tmp_path / "run", callbacks=[Large()])
 
 
-def test_a_function_is_no_callback(text: Path):
+def test_function_as_callback_is_refused(text: Path):
     with pytest.raises(RequestError) as caught:
         gf.train(gf.preset(TINY), text, RECIPE, callbacks=[print])  # type: ignore[list-item]
     assert (caught.value.code, caught.value.field) == ("type", "callbacks")

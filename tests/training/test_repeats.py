@@ -46,7 +46,7 @@ def test_shared_documents_are_found_though_each_is_short(tmp_path: Path):
     assert shared(twins) == 1.0
 
 
-def test_a_text_read_often_is_told_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_repeated_text_is_noted_before_and_after_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "text.txt").write_text(words(1, 300))
     text = prepare(tmp_path / "text.txt", "char", cache_dir=tmp_path / "cache")
     size, config = len(text.train), gf.preset("llama@0.1m")

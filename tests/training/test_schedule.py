@@ -31,7 +31,7 @@ def test_wsd_is_stable_then_decays(t: int, wanted: float) -> None:
     assert WsdConfig(warmup=W, decay=0.2, shape="sqrt").factor(t, N) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_noam_peaks_where_the_paper_says() -> None:
+def test_noam_peak_equals_the_papers() -> None:
     """lr = d^-0.5 min(t^-0.5, t w^-1.5): 6.9877e-4 at d = 512, w = 4000, t = w; the factor is 1 there."""
     d, w = 512, 4000
     schedule = NoamConfig(warmup=w)

@@ -46,7 +46,7 @@ def test_a_model_without_an_encoder_reads_the_source_first():
         assert {name: one.tolist() for name, one in batch.beside.items()} == (told if layout.prefix else {})
 
 
-def test_what_a_run_reads_is_what_its_batches_hold():
+def test_counted_tokens_equal_those_in_batches():
     found = PairBatches(Pairs(stream(*("\t".join(pair) for pair in pairs("numbers", 30))), BYTES), 4, seed=1)
     sources = targets = 0
     for step in range(20):  # into a third epoch
@@ -87,7 +87,7 @@ def test_an_epoch_has_each_pair_once_and_ranks_divide_it():
     ],
     ids=str,
 )
-def test_what_is_no_pair_is_refused(texts: list[str], code: Code):
+def test_invalid_pairs_are_refused(texts: list[str], code: Code):
     with refused(code=code, field="data"):
         Pairs(stream(*texts), BYTES)
 
@@ -101,7 +101,7 @@ def test_what_is_no_pair_is_refused(texts: list[str], code: Code):
         ("llama@1m", 16, "range", "context"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(model: str, context: int, code: Code, field: str):
+def test_seq2seq_refuses_unfit_models_and_contexts(model: str, context: int, code: Code, field: str):
     recipe: dict[str, Any] = {"tokens": 64, "batch_size": 2, "context": context, "objective": "seq2seq"}
     with refused(code=code, field=field):
         train(gf.preset(model), "pairs:reversal", recipe)

@@ -104,7 +104,7 @@ def loaded(layout: str, path: Path) -> list[dict[str, Tensor]]:
     [(FEW, lambda number: {"", FEW[number - 1]}), pytest.param(LAYOUTS, lambda _: LAYOUTS, marks=pytest.mark.slow)],
     ids=["few", "all"],
 )
-def test_any_layout_loads_what_any_other_saved(
+def test_any_layout_loads_checkpoints_of_any_other(
     tmp_path: Path, layouts: list[str], others: Callable[[int], list[str]]
 ) -> None:
     right = {layout: as_threads(layout, lambda groups: kept(*trained(groups, 0))) for layout in layouts}
@@ -217,7 +217,7 @@ def test_all_ranks_hear_of_damage_that_one_of_them_finds(sharded: Path, tmp_path
     assert f"{FILES[1]} is damaged" in refused(path, "fsdp=2")
 
 
-def test_where_one_rank_cannot_write_nothing_is_saved(
+def test_failed_write_of_one_rank_saves_no_checkpoint(
     sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = stored.save_file

@@ -118,7 +118,7 @@ def test_events_are_sent_at_their_step() -> None:
 # --- What fails ---
 
 
-def test_a_sink_that_fails_is_left_out_and_the_run_goes_on(text: TextData, tmp_path: Path) -> None:
+def test_failed_sink_is_dropped_and_the_run_continues(text: TextData, tmp_path: Path) -> None:
     kept, broken = Kept(), Broken()
     with (
         pytest.warns(
@@ -132,7 +132,7 @@ def test_a_sink_that_fails_is_left_out_and_the_run_goes_on(text: TextData, tmp_p
 
 
 @pytest.mark.parametrize("name", SINKS)
-def test_a_package_that_is_not_there_is_one_sentence_before_anything(
+def test_missing_package_of_a_sink_is_refused_before_the_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sinks, "find_spec", lambda package: None)
@@ -142,7 +142,7 @@ def test_a_package_that_is_not_there_is_one_sentence_before_anything(
     assert not (tmp_path / "run").exists()
 
 
-def test_names_that_are_no_sinks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_or_repeated_sinks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "find_spec", lambda package: object())
     with refused(code="unknown", field="log_to"):
         check_sinks(["tensorboard", "mlflow"])
@@ -180,7 +180,7 @@ def recorder(calls: list[Any]) -> Any:
     return Recorder()
 
 
-def test_tensorboard_writes_into_the_run_folder_and_takes_back_what_a_checkpoint_does_not_know(
+def test_tensorboard_writes_into_the_run_folder_and_purges_rows_after_the_checkpoint(
     played: Any, tmp_path: Path
 ) -> None:
     calls: list[Any] = []
@@ -202,7 +202,7 @@ def test_tensorboard_writes_into_the_run_folder_and_takes_back_what_a_checkpoint
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_run_that_goes_on_is_the_same_run_there(name: str, played: Any, tmp_path: Path, capsys: Any) -> None:
+def test_resumed_run_is_the_same_run_in_the_sink(name: str, played: Any, tmp_path: Path, capsys: Any) -> None:
     calls: list[Any] = []
 
     def init(**named: Any) -> Any:

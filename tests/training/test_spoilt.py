@@ -36,7 +36,7 @@ def test_a_source_of_512_takes_568_tokens_and_a_target_of_114():
     assert Sizes.of(569, 0.15, 3.0).source == 513
 
 
-def test_spans_and_what_is_left_make_the_text(text: TextData):
+def test_spans_and_remaining_text_make_the_text(text: TextData):
     how = SpanConfig()
     text = how.with_tokens(text)
     spans = Spans.of(how, 128, text.tokenizer, SourceLayout())
@@ -61,7 +61,7 @@ def test_every_division_is_as_likely():
     assert divided(7, 1, draw).tolist() == [7]
 
 
-def test_sentinels_are_added_once_and_are_no_text(text: TextData):
+def test_sentinels_are_added_once_and_have_no_text(text: TextData):
     one = SpanConfig(sentinels=20)
     made = one.with_tokens(text)
     assert made.tokenizer.vocab_size == text.tokenizer.vocab_size + 21  # and an end
@@ -70,7 +70,7 @@ def test_sentinels_are_added_once_and_are_no_text(text: TextData):
     assert made.tokenizer.decode([made.tokenizer.vocab_size - 1]) == ""
 
 
-def test_a_text_is_what_is_left_of_it_with_the_gaps_filled(text: TextData):
+def test_infilled_source_equals_the_text(text: TextData):
     how = InfillConfig(permute=False)
     made = Infilling.of(how, how.with_tokens(text).tokenizer, SourceLayout())
     tokens = np.arange(400) % 15 + 1
@@ -105,7 +105,7 @@ def test_sentences_change_places_and_nothing_else(text: TextData):
     assert len(orders) > 4
 
 
-def test_a_prefix_is_read_both_ways_and_the_rest_is_not(text: TextData):
+def test_prefix_is_bidirectional_and_the_rest_causal(text: TextData):
     """Rows with different prefixes give the result of a model with the fixed visibility of each length, and a
     prediction does not depend on its target, by autograd."""
     how = PrefixObjectiveConfig()
@@ -141,7 +141,7 @@ def test_a_causal_model_is_scored_on_the_same_tokens(text: TextData):
         assert not a.bytes[~scored].any() and a.bytes.any()
 
 
-def test_pairs_are_told_apart_as_in_clip():
+def test_contrastive_loss_equals_clip():
     """The loss of `transformers`' CLIP of the same cosines."""
     metaclip = pytest.importorskip("transformers.models.metaclip_2.modeling_metaclip_2")
 
@@ -195,7 +195,7 @@ def test_vectors_learn_which_texts_belong_together():
     assert run.validation["bits_per_byte"] is None
 
 
-def test_a_pair_is_not_told_from_itself(tmp_path: Any):
+def test_contrastive_batch_refuses_a_repeated_pair(tmp_path: Any):
     """With fewer pairs than rows, a batch would hold one twice."""
     config = gf.preset("bert@1m+layers=1+d_model=32+heads=2+pooled:mean")
     recipe = {"steps": 1, "context": 64, "objective": "contrastive", "device": "cpu"}
@@ -227,7 +227,9 @@ REFUSED: list[tuple[str, str, int, Code, str]] = [
 
 
 @pytest.mark.parametrize(("name", "model", "context", "code", "field"), REFUSED, ids=str)
-def test_what_cannot_be_learned_is_refused(name: str, model: str, context: int, code: Code, field: str, text: TextData):
+def test_objectives_refuse_unlearnable_requests(
+    name: str, model: str, context: int, code: Code, field: str, text: TextData
+):
     with refused(code=code, field=field) as caught:
         train(gf.preset(model), text, {"steps": 1, "batch_size": 2, "context": context, "objective": name})
     assert "\n" not in str(caught.value)

@@ -41,7 +41,7 @@ def test_batches_are_a_function_of_seed_and_step(texts: dict[str, TextData]) -> 
         assert not seen & {tuple(row) for row in whole[0].inputs.flatten(1).tolist()}
 
 
-def test_the_loss_is_of_the_answers_alone(texts: dict[str, TextData]) -> None:
+def test_task_loss_covers_only_the_answers(texts: dict[str, TextData]) -> None:
     text, objective = texts["selective-copy"], TaskConfig()
     model = gf.preset(f"{SMALL}+vocab_size={text.tokenizer.vocab_size}+context=72").build(seed=0).eval()
     batch = objective.batches(text, 8, 72, 0)[0]
@@ -90,7 +90,7 @@ def test_squares_may_climb(texts: dict[str, TextData]) -> None:
     assert run.status == "ok" and max(np.convolve(losses, np.ones(12) / 12, "valid")) > min(losses) + 1
 
 
-def test_what_does_not_fit_is_refused(texts: dict[str, TextData], tmp_path: Path) -> None:
+def test_task_objective_refuses_unfit_data_and_models(texts: dict[str, TextData], tmp_path: Path) -> None:
     def complaint(data: str, expression: str, **fields: object) -> str:
         with pytest.raises(RequestError) as caught:
             gf.train(gf.preset(expression), texts[data], {**QUICK, "context": 64, **fields})

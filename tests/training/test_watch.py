@@ -124,7 +124,7 @@ def test_watching_changes_nothing_where_regions_are_compiled(
 
 
 @pytest.mark.parametrize("name", ["llama@1m", "gpt2@1m"])
-def test_regions_run_eagerly_while_somebody_looks(marked_regions: list[str], name: str) -> None:
+def test_regions_run_eagerly_while_observed(marked_regions: list[str], name: str) -> None:
     """The warning appears once for each capture or edit, whichever of the two contexts is the outer one."""
     net = model(name).replace(vocab_size=11, context=CONTEXT).build(seed=0).eval()
     tokens = torch.arange(8)[None]
@@ -150,7 +150,7 @@ def test_regions_run_eagerly_while_somebody_looks(marked_regions: list[str], nam
             gf.capture(net, tokens, "*")
 
 
-def test_resuming_goes_on_watching(text: TextData, tmp_path: Path) -> None:
+def test_resumed_run_continues_its_watch(text: TextData, tmp_path: Path) -> None:
     """Rows and the watch's state are those of the run that did not stop; what came after the checkpoint is cut."""
 
     recipe = {**TEN, "watch": 2}
@@ -333,7 +333,7 @@ def test_the_recorded_ranks_are_those_of_the_stream(text: TextData, tmp_path: Pa
 HUNDRED = {**SMALL, "batch_size": 2, "context": 16, "tokens": 100 * 2 * 16, "learning_rate": 1e-3}
 
 
-def test_a_loop_of_ones_own_can_be_watched(
+def test_user_loop_can_be_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The example of the docstring, which docs/under_glass.md repeats, runs unchanged."""
@@ -371,7 +371,7 @@ def test_routers_are_measured(score: str) -> None:
         assert found["router_entropy"][where] == pytest.approx(entropy, rel=1e-5)
 
 
-def test_a_step_that_is_no_number_names_its_place(text: TextData, tmp_path: Path) -> None:
+def test_non_finite_step_names_its_site(text: TextData, tmp_path: Path) -> None:
     def poke(net: Any) -> None:
         net.layers[1].ffn.up.register_forward_hook(lambda site, args, x: x * float("nan"))
 
@@ -510,7 +510,7 @@ def test_the_monitor_refuses_an_interval_of_zero_and_a_damaged_state() -> None:
             Watch(net, every=1).restore(state)
 
 
-def test_the_spectra_are_those_of_what_is_applied() -> None:
+def test_spectra_are_those_of_the_applied_matrices() -> None:
     """A sigma-reparametrised matrix has the norm gamma, however large the one beneath it grows."""
     net = model("llama@1m+sigmareparam").replace(vocab_size=11, context=CONTEXT).build(seed=0).eval()
     up = net.layers[1].ffn.up_proj
