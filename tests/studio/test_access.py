@@ -22,6 +22,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/model": {"model": "tiny"},
     "/api/next": {"model": "tiny", "text": "a"},
     "/api/look": {"model": "tiny", "text": "the cat"},
+    "/api/learn": {"chapter": "three"},
+    "/api/states": {"model": "tiny", "text": "the cat"},
+    "/api/patch": {"model": "tiny", "text": "the cat", "other": "the dog"},
 }
 REFUSED = {
     "/api/runs/plan": {"models": ["gpt2@0.1m"], "data": "python-docs"},

@@ -229,7 +229,7 @@ def _read(
     name, trained, progress = name_of(model), has_weights(model), events.reading(notify)
     if edits and (config := resolve(model)).embedding.reads == "tokens":
         check_edits(config, edits)
-    loaded = _readable(model, notify)
+    loaded = readable(model, notify)
     inner, tokenizer = loaded.model, loaded.tokenizer
     assert tokenizer is not None
     with ExitStack() as edited:
@@ -282,7 +282,7 @@ def _read(
         return saved()
 
 
-def _readable(model: ModelLike, notify: Notify) -> Loaded:
+def readable(model: ModelLike, notify: Notify) -> Loaded:
     """Returns the model with its tokenizer; a model without weights gets random ones, and reads bytes."""
     name = name_of(model)
     if has_weights(model):

@@ -28,10 +28,13 @@ from glassformer.studio.bodies import (
     CostRequest,
     DifferenceRequest,
     ExpressionRequest,
+    LearnRequest,
     LoginRequest,
     LookRequest,
     ModelRequest,
     NextRequest,
+    PatchRequest,
+    StatesRequest,
 )
 from glassformer.studio.desk import Desk
 from glassformer.studio.files import INDEX, LANGUAGES, POLICY, media_type, page_files
@@ -110,6 +113,9 @@ class Pages:
             Route("/api/model", self.model, methods=["POST"]),
             Route("/api/next", self.next, methods=["POST"]),
             Route("/api/look", self.look, methods=["POST"]),
+            Route("/api/states", self.states, methods=["POST"]),
+            Route("/api/patch", self.patch, methods=["POST"]),
+            Route("/api/learn", self.learn, methods=["POST"]),
             Route("/api/pages/{name}", self.kept_page),
             *RunRoutes(self.runs, self.desk).routes(),
         ]
@@ -270,6 +276,47 @@ class Pages:
             from glassformer.studio.look import look
 
             return look(served, given.text, tuple(given.ablate), self.kept)
+
+        return Json(await self.shelf.answer(question, request.receive))
+
+    async def states(self, request: Request) -> Response:
+        """Returns what a model keeps of a text, and the experts of its tokens."""
+        given = await body_of(request, StatesRequest)
+        served = await self._served(request, given.model)
+
+        def question() -> Any:
+            from glassformer.studio.inside import kept
+
+            return kept(served, given.text, given.layer)
+
+        return Json(await self.shelf.answer(question, request.receive))
+
+    async def patch(self, request: Request) -> Response:
+        """Returns the predictions after a text in which values of another one are put."""
+        given = await body_of(request, PatchRequest)
+        served = await self._served(request, given.model)
+
+        def question() -> Any:
+            from glassformer.studio.patching import patched
+
+            return patched(served, given.text, given.other, given.site, given.places, given.every)
+
+        return Json(await self.shelf.answer(question, request.receive))
+
+    async def learn(self, request: Request) -> Response:
+        """Returns the steps of a forward pass with their numbers; a model without weights is built for it."""
+        given = await body_of(request, LearnRequest)
+        name = None if given.model is None else given.model.strip()
+
+        def question() -> Any:
+            from glassformer.studio import learn
+
+            if given.chapter != "model" or name is None:
+                return learn.three() if given.chapter == "three" else learn.toy(given.text)
+            models = self.models()
+            trained = name in models.names
+            loaded = models.served(name).loaded if trained else learn.untrained(self._named(name))
+            return learn.chosen(loaded, name, given.text, given.layer, given.head, trained)
 
         return Json(await self.shelf.answer(question, request.receive))
 

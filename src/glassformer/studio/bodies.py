@@ -99,6 +99,39 @@ class LookRequest(Body):
     ablate: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=64)] = []
 
 
+class LearnRequest(Body):
+    """A walk through a forward pass: of the guide's three tokens, of the toy, or of a model."""
+
+    chapter: Literal["three", "toy", "model"]
+    model: Expression | None = None
+    text: Annotated[str, Field(min_length=1, max_length=2000)] = "the cat sat on"
+    layer: Annotated[int, Field(ge=0, le=10_000)] = 0
+    head: Annotated[int, Field(ge=0, le=10_000)] = 0
+
+
+class StatesRequest(Body):
+    """A text that a model reads, and the layer whose state is shown."""
+
+    model: Expression
+    text: Annotated[str, Field(min_length=1, max_length=20_000)]
+    layer: Annotated[int | None, Field(ge=0, le=10_000)] = None
+
+
+Place = tuple[Annotated[int, Field(ge=0, le=10_000)], Annotated[int, Field(ge=0, le=10_000)]]
+"""Layer and position of a value."""
+
+
+class PatchRequest(Body):
+    """Two texts, and the places at which values of the first are put into the second."""
+
+    model: Expression
+    text: Annotated[str, Field(min_length=1, max_length=2000)]
+    other: Annotated[str, Field(min_length=1, max_length=2000)]
+    site: Literal["resid_pre", "mixer.out", "ffn.out"] = "resid_pre"
+    places: Annotated[list[Place], Field(max_length=64)] = []
+    every: bool = False
+
+
 class TrainRequest(Body):
     """One model or several to train, a text, and the budget of each run."""
 

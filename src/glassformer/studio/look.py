@@ -13,6 +13,7 @@ from glassformer.figures import fixed
 from glassformer.laboratory.inspection import inspect
 from glassformer.lens.inspected import HeadMap
 from glassformer.lens.inspection import Inspection
+from glassformer.lens.page.words import visible
 from glassformer.serving.computing import Served
 from glassformer.studio.kept import KEPT, PageShelf
 
@@ -54,6 +55,8 @@ def look(served: Served, text: str, ablate: tuple[str, ...], kept: PageShelf) ->
     return {
         "page": kept.put(seen.html()),
         "layers": _layers(served, whole),
+        "words": [visible(word) for word in whole.words],
+        "generates": served.session is not None,
         "answers": [_answer(one) for one in ((whole, seen) if ablate else (whole,))],
         "commands": [command(served.name, text, ablate)],
         "python": [f"gf.inspect({served.name!r}, {text!r}{python})"],

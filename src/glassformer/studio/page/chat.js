@@ -215,7 +215,7 @@ function visible(token) {
 }
 
 /** The JSON of each server-sent event of a stream. */
-async function* events(body) {
+export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

@@ -1,5 +1,7 @@
 // A model while it reads a text: the lens's own page in a frame, and components that are removed by a click.
 import { ask, h, how, region, refusal, remember, t } from "./dom.js";
+import { patch, states } from "./inside.js";
+import { watch } from "./watch.js";
 
 export async function look(main, query) {
   const removed = new Set((query.get("without") ?? "").split(" ").filter(Boolean));
@@ -7,6 +9,17 @@ export async function look(main, query) {
   const text = h("textarea", { id: "text", rows: "3", maxlength: "20000" });
   text.value = query.get("text") ?? t("look-example");
   const answers = region(t("answers")), parts = region(t("components")), frame = region(t("inside"));
+  let known = { words: [], layers: [], generates: false };
+  const about = () => ({ ...known, model: models.value, text: text.value });
+  const opened = new Set((query.get("open") ?? "").split(" ").filter(Boolean));
+  const panels = Object.entries({ watch: watch(about), patch: patch(about), states: states(about) }).map(([name, panel]) => {
+    const element = h("details", { class: "panel", open: opened.has(name), ontoggle: () => {
+      element.open ? opened.add(name) : opened.delete(name);
+      remember({ open: [...opened].join(" ") });
+      if (element.open && known.words.length) panel.start?.();
+    } }, h("summary", {}, t(name)), panel.element);
+    return { ...panel, element };
+  });
   const clear = h("button", { type: "button", onclick: () => { removed.clear(); read(); } }, t("restore"));
 
   async function read() {
@@ -20,6 +33,13 @@ export async function look(main, query) {
             ...one.answers.map((answer) => h("td", {}, answer.next[i] ? [h("code", {}, answer.next[i].word), ` ${answer.next[i].probability}`] : "")))))),
       how(one)]);
     if (!found) return;
+    const same = known.read === `${models.value} ${text.value}`;
+    known = { ...found, layers: found.layers.filter((one) => one.heads.length).map((one) => one.layer), read: `${models.value} ${text.value}` };
+    for (const panel of same ? [] : panels) {
+      panel.element.hidden = !panel.usable();
+      panel.reset();
+      if (panel.element.open && !panel.element.hidden) panel.start?.();
+    }
     parts.element.replaceChildren(...components(found.layers));
     frame.element.replaceChildren(h("iframe", { src: `/api/pages/${found.page}`, sandbox: "allow-scripts", title: t("inside"), height: "900" }));
   }
@@ -51,7 +71,7 @@ export async function look(main, query) {
     h("div", { class: "options" }, h("label", { for: "model" }, t("model"), models)),
     h("label", { for: "text" }, t("prompt")), text, h("p", {}, h("button", { type: "button", onclick: () => read() }, t("read")), " ", clear),
     h("div", { class: "columns two" }, h("section", {}, h("h2", {}, t("answers")), answers.element), h("section", {}, h("h2", {}, t("components")), parts.element)),
-    h("h2", {}, t("inside")), frame.element);
+    ...panels.map((one) => one.element), h("h2", {}, t("inside")), frame.element);
   try {
     const found = await ask("/api/models");
     models.replaceChildren(...found.models.map((one) => h("option", { value: one, selected: one === query.get("model") }, one)));

@@ -3,10 +3,11 @@ import { ask, h, place, refusal, t, words } from "./dom.js";
 import { gallery } from "./gallery.js";
 import { compose } from "./compose.js";
 import { chat } from "./chat.js";
+import { learn } from "./learn.js";
 import { look } from "./look.js";
 import { train } from "./train.js";
 
-const PAGES = { gallery, compose, train, chat, look };
+const PAGES = { gallery, compose, train, chat, look, learn };
 const NAMES = { en: "English", zh: "中文" };
 const main = document.getElementById("content");
 

@@ -1,0 +1,249 @@
+"""A forward pass step by step: the values of one layer with the arithmetic that gives each number.
+
+>>> steps = walk(model, tokens, layer=0)
+>>> [step.key for step in steps][:6]
+['embedding', 'position', 'embed', 'mixer_norm', 'q', 'k']
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.errors import RequestError
+from glassformer.introspection import at_rest, eager, looking, rows_of, sites, within
+from glassformer.lens.arithmetic import (
+    Arithmetic,
+    Sources,
+    explained,
+    lookup,
+    masked,
+    position_of,
+    probabilities,
+    projected,
+    sizes_of,
+)
+from glassformer.parts.core.site import Site
+from glassformer.parts.linear import Linear
+
+MOST = 24
+"""Tokens of a text that is walked through."""
+COLUMNS = 8
+"""Tokens whose logits are shown if the vocabulary is larger."""
+
+
+@dataclass(frozen=True)
+class WalkStep:
+    """Value of one step of a pass, for one text."""
+
+    key: str
+    """Kind of step: the name of its site or module, without the names of its parents."""
+    place: str
+    """Path of the site or module."""
+    axes: str
+    """Axes of `value`, in the alphabet of shapes, without the batch."""
+    value: Tensor
+    arithmetic: Arithmetic | None = None
+    """Formula and arithmetic of each number, checked against the value; None if no known formula gives it."""
+    part: str = ""
+    """Name of the value among several of a module, such as q."""
+    columns: tuple[int, ...] = ()
+    """Ids of the tokens that the columns are for; empty for other columns."""
+
+
+@dataclass
+class Recorder:
+    """Values in the order in which they were computed; equal ones are recorded once."""
+
+    steps: list[WalkStep] = field(default_factory=list)
+    _blocks: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def add(self, key: str, place: str, axes: str, value: Tensor, part: str = "", source: Any = None) -> None:
+        """Records a value (b, ...) of a batch of one, unless the same one was recorded; `source` is the module."""
+        x = value.detach()
+        if x.dim() == len(axes) + 1:
+            x = x[0]
+        for step in self.steps:
+            if step.value.shape == x.shape and torch.equal(step.value, x):
+                return
+        self.steps.append(WalkStep(key, place, axes, x.float().clone(), part=part, arithmetic=source))
+
+    def look(self, name: str, axes: str, x: Tensor, first: int, total: int) -> None:
+        """Records the value of a site, whose queries may come in blocks."""
+        along = axes.index("s")
+        blocks = self._blocks.setdefault(name, [])
+        blocks.append(x.detach())
+        if sum(block.shape[along] for block in blocks) >= total:
+            self.add(name.rpartition(".")[2], name, axes[1:], torch.cat(self._blocks.pop(name), along))
+
+    def called(self, place: str, module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+        """Records the tensors that a module without sites reads and returns."""
+        names = list(inspect.signature(module.forward).parameters)
+        key = place.rpartition(".")[2]
+        for name, x in zip(names, given, strict=False):
+            if torch.is_tensor(x) and x.is_floating_point():
+                self.add(name, f"{place}.{name}", _axes(x), x)
+        inputs = [one.detach()[0].float() for one in given if torch.is_tensor(one)]
+        if not inputs and not place.startswith("embedding."):
+            return  # a kernel, whose result is a site
+        several = isinstance(result, tuple)
+        for name, x in zip(names, result if several else (result,), strict=False):
+            if torch.is_tensor(x) and x.is_floating_point():
+                self.add(key, place, _axes(x), x, name if several else "", (module, inputs))
+
+
+def _axes(x: Tensor) -> str:
+    return "snh" if x.dim() == 4 else "sd"
+
+
+def walk(model: Any, tokens: Any, layer: int = 0) -> list[WalkStep]:
+    """Returns the steps of a pass over one text: the embedding, one layer, the stream after every layer, and the
+    prediction.
+
+    Raises RequestError for more than 24 tokens, a layer out of range, and a model that reads something other than one
+    text."""
+    whole: Any = eager(model)
+    if whole.encoder is not None or whole.embedding.reader is not None:
+        raise RequestError(
+            "this model reads a source, images or vectors; a walk is over one text",
+            code="unsupported", field="model", expected="a model of one text",
+        )  # fmt: skip
+    tokens = rows_of(whole, tokens)[:1]
+    if (length := tokens.shape[1]) > MOST:
+        raise RequestError(
+            f"the text has {length:,} tokens; a walk shows at most {MOST}",
+            code="range", field="text", value=length, expected=f"at most {MOST} tokens",
+        )  # fmt: skip
+    (layer,) = within(layer, len(whole.layers), "layer")
+    own = twin(whole, layer)
+    recorder, known = Recorder(), sites(own)
+    wanted = [name for name in known if name == "embed" or name.startswith(f"layers.{layer}.")]
+    looks = {name: partial(recorder.look, name, known[name].axes) for name in wanted}
+    stream: dict[str, Tensor] = {}
+    for at in range(len(whole.layers)):
+        name = f"layers.{at}.resid_post"
+        looks[name] = partial(_both, looks.get(name), partial(_keep, stream, name))
+    looks |= {"final_norm": partial(_keep, stream, "final_norm")}
+    with ExitStack() as stack:
+        for place, module in plain_modules(own, layer):
+            hook = partial(_hook, recorder, place)
+            handle = module.register_forward_hook(hook)
+            stack.callback(handle.remove)
+        stack.enter_context(at_rest(own))
+        stack.enter_context(looking(own, looks))
+        stack.enter_context(torch.no_grad())
+        recorder.add("embedding", "embedding", "sd", whole.embedding.look_up(tokens))
+        final = own.hidden_states(tokens)[0].float()
+        return [*_explained(whole, layer, recorder.steps, tokens[0]), *_ending(whole, stream, final)]
+
+
+def walk_part(part: nn.Module, x: Tensor, **arguments: Any) -> list[WalkStep]:
+    """Returns the steps of a mixer by itself over x (1, s, d)."""
+    recorder, known = Recorder(), sites(part)
+    recorder.add("x", "x", "sd", x)
+    looks = {name: partial(recorder.look, name, site.axes) for name, site in known.items()}
+    with looking(part, looks), torch.no_grad():
+        part(x, **arguments)
+    return list(_with_arithmetic(recorder.steps, {"": part}))
+
+
+def twin(model: Any, layer: int) -> Any:
+    """Returns a model of the same tensors whose embedding and layer `layer` are separate modules, so that hooks on them
+    are seen by no other caller."""
+    tensors = {id(one): one for one in [*model.parameters(), *model.buffers()]}
+    own = copy.copy(model)
+    own.__dict__ = {**model.__dict__, "_modules": dict(model._modules)}
+    layers = list(model.layers)
+    layers[layer] = copy.deepcopy(layers[layer], dict(tensors))
+    own.layers = nn.ModuleList(layers)
+    own.embedding = copy.deepcopy(model.embedding, dict(tensors))
+    return own
+
+
+def plain_modules(model: Any, layer: int) -> Iterator[tuple[str, nn.Module]]:
+    """Yields the outermost modules without sites of the embedding and of a layer, except linear layers, whose results
+    are sites."""
+
+    def within_(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+        for name, child in module.named_children():
+            through = getattr(child, "transparent", False)
+            if any(isinstance(one, Site) for one in child.modules()):
+                if not isinstance(child, Site):
+                    yield from within_(child, prefix if through else f"{prefix}{name}.")
+            elif not isinstance(child, Linear):
+                yield f"{prefix}{name}", child
+
+    yield from within_(model.embedding, "embedding.")
+    yield from within_(model.layers[layer], f"layers.{layer}.")
+
+
+def _hook(recorder: Recorder, place: str, module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+    recorder.called(place, module, given, result)
+
+
+def _keep(into: dict[str, Tensor], name: str, x: Tensor, first: int, total: int) -> None:
+    into[name] = x.detach()[0].float()
+
+
+def _both(one: Callable[..., None] | None, other: Callable[..., None], *shown: Any) -> None:
+    if one is not None:
+        one(*shown)
+    other(*shown)
+
+
+def _explained(model: Any, layer: int, steps: list[WalkStep], tokens: Tensor) -> Iterator[WalkStep]:
+    """Yields the steps of a model with the arithmetic of each."""
+    block = model.layers[layer]
+    parts = {f"layers.{layer}.mixer.": block.mixer, f"layers.{layer}.ffn.": block.ffn}
+    found = list(_with_arithmetic(steps, {name: part for name, part in parts.items() if part is not None}))
+    first = found[0]
+    yield WalkStep(first.key, first.place, first.axes, first.value, lookup(tokens.tolist(), first.value))
+    yield from found[1:]
+
+
+def _with_arithmetic(steps: list[WalkStep], parts: Mapping[str, Any]) -> Iterator[WalkStep]:
+    """Yields steps with their arithmetic; scores come before the mask, and with it."""
+    seen: list[tuple[str, str, Tensor]] = []
+    for step in steps:
+        part = next((one for name, one in parts.items() if step.place.startswith(name)), None)
+        module, inputs = step.arithmetic if isinstance(step.arithmetic, tuple) else (None, [])
+        found = explained(Sources(seen, part, module, inputs), step.key, step.axes, step.value)
+        if step.place == "embedding.position":
+            found = position_of(step.value)
+        before = None if found is None else found.before
+        yield WalkStep(step.key, step.place, step.axes, step.value if before is None else before, found, step.part)
+        if before is not None:
+            yield WalkStep("mask", step.place, step.axes, step.value, masked(before, step.value))
+        seen.append((f"{step.key}:{step.part}" if step.part else step.key, step.axes, step.value))
+
+
+def _ending(model: Any, stream: dict[str, Tensor], final: Tensor) -> Iterator[WalkStep]:
+    """Yields the size of the stream after every layer, the final norm, logits and probabilities."""
+    layers = [value for name, value in stream.items() if name != "final_norm"]
+    if len(layers) > 1:
+        sizes = torch.stack([x.square().mean(-1).sqrt() for x in layers], -1)
+        yield WalkStep("layers", "layers", "sl", sizes, sizes_of(sizes))
+    last = layers[-1] if layers else final
+    source = Sources([("resid_post", "sd", last)], None, model.final_norm, [last])
+    if model.final_norm is not None:
+        yield WalkStep("final_norm", "final_norm", "sd", final, explained(source, "final_norm", "sd", final))
+    if model.config is not None and not model.config.head.predicts_tokens:
+        return
+    logits = model.unembed(final.to(model.dtype)[None])[0].float()
+    best = logits[-1].topk(min(COLUMNS, logits.shape[-1])).indices.sort().values
+    if logits.shape[-1] <= 2 * COLUMNS:
+        best = torch.arange(logits.shape[-1])
+    chosen = logits[:, best]
+    ids = tuple(best.tolist())
+    weights = model.head.applied(model.embedding)[best].float()
+    yield WalkStep("logits", "logits", "sv", chosen, projected(final, weights, chosen), columns=ids)
+    shares = logits.softmax(-1)[:, best]
+    yield WalkStep("probabilities", "logits", "sv", shares, probabilities(logits, best), columns=ids)

@@ -1,0 +1,130 @@
+"""The walk through a forward pass: its numbers are the model's, and each line of arithmetic gives its number."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.lens.arithmetic import say
+from glassformer.lens.walk import walk
+from glassformer.loaded import Loaded
+from glassformer.studio import learn
+from tests.refused import refused
+
+KINDS = [
+    "gpt2@0.1m+vocab_size=60", "llama@0.1m+vocab_size=60+gqa:1", "llama@0.1m+vocab_size=60+alibi+post",
+    "llama@0.1m+vocab_size=60+moe:4:2", "llama@0.1m+vocab_size=60+mamba", "llama@0.1m+vocab_size=60+qknorm+sandwich",
+    "gpt2@0.1m+vocab_size=60+parallel", "gemma-2-2b@0.1m+vocab_size=60", "llama@0.1m+vocab_size=60+mamba2",
+    "bert@0.1m+vocab_size=60", "llama@0.1m+vocab_size=60+gain", "llama@0.1m+vocab_size=60+retention",
+]  # fmt: skip
+IDS = [3, 1, 4, 1, 5]
+
+
+def number_of(words: str) -> float:
+    return float(words.replace("−", "-").replace("∞", "inf"))
+
+
+def check_lines(step: dict[str, Any]) -> None:
+    """Every line of arithmetic ends with the number in its cell, up to the rounding of what it is made from."""
+    for table in step["tables"]:
+        for row, lines in zip(table["texts"], table["worked"], strict=True):
+            for text, line in zip(row, lines, strict=True):
+                last = line.replace(";", " ").split()[-1]
+                assert number_of(last) == pytest.approx(number_of(text), rel=0.02, abs=0.006), line
+
+
+def test_three_tokens_are_those_of_the_guides_code() -> None:
+    """Against the guide's program: randn by seed 42, softmax of q k^T / 2."""
+    found = learn.three()
+    torch.manual_seed(42)
+    x = torch.eye(4)[:3]
+    w_q, w_k, w_v = (torch.randn(4, 4) for _ in range(3))
+    pattern = ((x @ w_q) @ (x @ w_k).T / 2).softmax(-1)
+    steps = {(step["key"], step["masked"]): step["tables"][0]["texts"] for step in found["steps"]}
+    assert steps["pattern", False] == [[say(one) for one in row] for row in pattern.tolist()]
+    assert steps["z", False] == [[say(one) for one in row] for row in (pattern @ x @ w_v).tolist()]
+    assert found["ours"] == "0.4071 0.0492 0.5437" != found["printed"]
+    assert steps["pattern", True][0] == ["1.000", "0.000", "0.000"] and steps["mask", True][0][1:] == ["−∞", "−∞"]
+    for step in found["steps"][1:]:
+        check_lines(step)
+
+
+def test_toy_is_whole_and_every_number_has_its_line() -> None:
+    found = learn.toy("the cat sat on")
+    keys = [step["key"] for step in found["steps"]]
+    assert keys == ["tokens", "embedding", "embedding-position", "embed", "mixer_norm", "q", "k", "v", "scores",
+                "mask", "pattern", "z", "out", "resid_mid", "ffn_norm", "ffn-up", "ffn-hidden", "ffn-out",
+                "resid_post", "final_norm", "logits", "probabilities"]  # fmt: skip
+    for step in found["steps"]:
+        assert step["formula"] and all(table["left_out"] == 0 for table in step["tables"])
+        check_lines(step) if step["key"] != "tokens" else None
+    assert [len(step["tables"]) for step in found["steps"] if step["key"] in ("q", "scores", "pattern", "z")] == [2] * 4
+    model = gf.preset(learn.TOY).build(seed=learn.TOY_SEED).eval()
+    shares = model(torch.tensor([[0, 1, 2, 3]])).softmax(-1)[0]
+    assert found["steps"][-1]["tables"][0]["texts"] == [[say(one) for one in row] for row in shares.tolist()]
+
+
+@pytest.mark.parametrize("expression", KINDS)
+def test_steps_of_any_model_are_its_captured_values(expression: str) -> None:
+    model = gf.preset(expression).build(seed=0).eval()
+    before = model(torch.tensor([IDS]))
+    seen = gf.capture(model, [IDS], "*")
+    layer = len(model.layers) - 1
+    steps = walk(model, [IDS], layer)
+    assert len(steps) >= 8 and any(step.arithmetic is not None for step in steps)
+    for step in steps:
+        given = seen.get(step.place)
+        if given is not None and step.key not in ("logits", "probabilities", "scores", "final_norm"):
+            assert torch.allclose(given[0].float(), step.value, atol=1e-5), step.place
+        if step.arithmetic is not None and step.value.dim() == 2:
+            line = step.arithmetic.cell(0, 2, 1)
+            assert number_of(line.split()[-1]) == pytest.approx(float(step.value[2, 1]), rel=0.02, abs=0.006), line
+    assert torch.equal(model(torch.tensor([IDS])), before)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("expression", ["llama@0.1m+vocab_size=60+gqa:1", "gpt2@0.1m+vocab_size=60"])
+def test_all_of_attention_is_worked_out(expression: str) -> None:
+    steps = walk(gf.preset(expression).build(seed=0).eval(), [IDS])
+    formulas = {step.key: step.arithmetic.formula for step in steps if step.arithmetic is not None}
+    assert {"mixer_norm", "q", "k", "v", "scores", "mask", "pattern", "z", "out", "resid_mid", "ffn_norm", "hidden",
+            "resid_post", "final_norm", "logits", "probabilities"} <= formulas.keys()  # fmt: skip
+    mask = next(step for step in steps if step.key == "mask")
+    assert bool((mask.value[0].triu(1) == -math.inf).logical_or(torch.ones(5, 5).tril().bool()).all())
+
+
+def test_requests_are_bounded(page: Any, letters: Loaded) -> None:
+    for body, field in (
+        ({"chapter": "toy", "text": "the elephant"}, "text"),
+        ({"chapter": "toy", "text": "the " * 9}, "text"),
+        ({"chapter": "model", "model": "llama-7b", "text": "a"}, "model"),
+        ({"chapter": "model", "model": "tiny", "text": "a" * 25}, "text"),
+        ({"chapter": "model", "model": "tiny", "text": "abc", "layer": 9}, "layer"),
+        ({"chapter": "model", "model": "tiny", "text": "abc", "head": 99}, "head"),
+        ({"chapter": "model", "model": "/etc/passwd", "text": "abc"}, "expression"),
+        ({"chapter": "model", "model": "t5@0.1m", "text": "abc"}, "model"),
+        ({"chapter": "other"}, "chapter"),
+    ):
+        response = page("/api/learn", body)
+        assert response.status_code == 400, body
+        assert response.json()["error"]["param"] == field, response.text
+
+
+def test_walk_of_a_served_model_has_its_numbers(page: Any, letters: Loaded) -> None:
+    found = page("/api/learn", {"chapter": "model", "model": "tiny", "text": "the cat", "layer": 1, "head": 2}).json()
+    assert letters.tokenizer is not None
+    ids = letters.tokenizer.encode("the cat").tolist()
+    pattern = gf.capture(letters.model, [ids], "layers.1.mixer.pattern")["layers.1.mixer.pattern"][0, 2]
+    step = next(one for one in found["steps"] if one["key"] == "pattern")
+    assert step["tables"][0]["head"] == 2 and found["trained"]
+    assert step["tables"][0]["texts"] == [[say(one) for one in row] for row in pattern.tolist()]
+
+
+def test_walk_refuses_what_is_no_single_text() -> None:
+    model = gf.preset("t5@0.1m").build(seed=0)
+    with refused(code="unsupported", field="model"):
+        walk(model, [IDS])
