@@ -59,22 +59,44 @@ class WalkStep:
     """Ids of the tokens that the columns are for; empty for other columns."""
 
 
+@dataclass(frozen=True)
+class RecordedStep:
+    """A value without its arithmetic: `module` returned it for `inputs`, or is None if it came from a site."""
+
+    key: str
+    place: str
+    axes: str
+    value: Tensor
+    part: str
+    module: nn.Module | None = None
+    inputs: tuple[Tensor, ...] = ()
+
+
 @dataclass
 class Recorder:
     """Values in the order in which they were computed; equal ones are recorded once."""
 
-    steps: list[WalkStep] = field(default_factory=list)
+    steps: list[RecordedStep] = field(default_factory=list)
     _blocks: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def add(self, key: str, place: str, axes: str, value: Tensor, part: str = "", source: Any = None) -> None:
-        """Records a value (b, ...) of a batch of one, unless the same one was recorded; `source` is the module."""
+    def add(
+        self,
+        key: str,
+        place: str,
+        axes: str,
+        value: Tensor,
+        part: str = "",
+        module: nn.Module | None = None,
+        inputs: tuple[Tensor, ...] = (),
+    ) -> None:
+        """Records a value (b, ...) of a batch of one, unless the same one was recorded."""
         x = value.detach()
         if x.dim() == len(axes) + 1:
             x = x[0]
         for step in self.steps:
             if step.value.shape == x.shape and torch.equal(step.value, x):
                 return
-        self.steps.append(WalkStep(key, place, axes, x.float().clone(), part=part, arithmetic=source))
+        self.steps.append(RecordedStep(key, place, axes, x.float().clone(), part, module, inputs))
 
     def look(self, name: str, axes: str, x: Tensor, first: int, total: int) -> None:
         """Records the value of a site, whose queries may come in blocks."""
@@ -91,13 +113,13 @@ class Recorder:
         for name, x in zip(names, given, strict=False):
             if torch.is_tensor(x) and x.is_floating_point():
                 self.add(name, f"{place}.{name}", _axes(x), x)
-        inputs = [one.detach()[0].float() for one in given if torch.is_tensor(one)]
+        inputs = tuple(one.detach()[0].float() for one in given if torch.is_tensor(one))
         if not inputs and not place.startswith("embedding."):
             return  # a kernel, whose result is a site
         several = isinstance(result, tuple)
         for name, x in zip(names, result if several else (result,), strict=False):
             if torch.is_tensor(x) and x.is_floating_point():
-                self.add(key, place, _axes(x), x, name if several else "", (module, inputs))
+                self.add(key, place, _axes(x), x, name if several else "", module, inputs)
 
 
 def _axes(x: Tensor) -> str:
@@ -199,7 +221,7 @@ def _both(one: Callable[..., None] | None, other: Callable[..., None], *shown: A
     other(*shown)
 
 
-def _explained(model: Any, layer: int, steps: list[WalkStep], tokens: Tensor) -> Iterator[WalkStep]:
+def _explained(model: Any, layer: int, steps: list[RecordedStep], tokens: Tensor) -> Iterator[WalkStep]:
     """Yields the steps of a model with the arithmetic of each."""
     block = model.layers[layer]
     parts = {f"layers.{layer}.mixer.": block.mixer, f"layers.{layer}.ffn.": block.ffn}
@@ -209,13 +231,12 @@ def _explained(model: Any, layer: int, steps: list[WalkStep], tokens: Tensor) ->
     yield from found[1:]
 
 
-def _with_arithmetic(steps: list[WalkStep], parts: Mapping[str, Any]) -> Iterator[WalkStep]:
+def _with_arithmetic(steps: list[RecordedStep], parts: Mapping[str, Any]) -> Iterator[WalkStep]:
     """Yields steps with their arithmetic; scores come before the mask, and with it."""
     seen: list[tuple[str, str, Tensor]] = []
     for step in steps:
         part = next((one for name, one in parts.items() if step.place.startswith(name)), None)
-        module, inputs = step.arithmetic if isinstance(step.arithmetic, tuple) else (None, [])
-        found = explained(Sources(seen, part, module, inputs), step.key, step.axes, step.value)
+        found = explained(Sources(seen, part, step.module, step.inputs), step.key, step.axes, step.value)
         if step.place == "embedding.position":
             found = position_of(step.value)
         before = None if found is None else found.before
