@@ -61,7 +61,7 @@ class WalkStep:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A value without its arithmetic: `module` returned it for `inputs`, or is None if it came from a site."""
+    """A value without its arithmetic: `module`, if given, returned the value for `inputs`; other values are of sites."""
 
     key: str
     place: str
