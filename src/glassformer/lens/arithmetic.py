@@ -28,7 +28,7 @@ Cell = Callable[[int, int, int], str]
 
 
 @dataclass(frozen=True)
-class Factors:
+class ProductFactors:
     """Two matrices whose product gives a step's values: left (rows, k) and right (k, columns)."""
 
     left: Tensor
@@ -45,7 +45,7 @@ class Arithmetic:
 
     formula: str
     cell: Cell
-    factors: Callable[[int], Factors] | None = None
+    factors: Callable[[int], ProductFactors] | None = None
     before: Tensor | None = None
 
 
@@ -137,8 +137,8 @@ def _scores(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Ar
         words += f";  {say(float(dots[head, row, column]))} / {say(divisor)} = {say(scaled)}"
         return words if plain else f"{words};  with the position {say(float(value[head, row, column]))}"
 
-    def factors(head: int) -> Factors:
-        return Factors(q[:, head], k[:, head // group].T, ("q", "kᵀ"), "h")
+    def factors(head: int) -> ProductFactors:
+        return ProductFactors(q[:, head], k[:, head // group].T, ("q", "kᵀ"), "h")
 
     before = dots * product.scale if plain and bool((value == -math.inf).any()) else None
     yield Arithmetic(f"scores = q kᵀ / {say(divisor)}" + ("" if plain else " + position"), cell, factors, before)
@@ -183,7 +183,9 @@ def _weighted(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[
         seen = pattern[head, row] > 0
         return dot(pattern[head, row, seen], wide[seen, head, column])
 
-    yield Arithmetic("z = pattern v", cell, lambda head: Factors(pattern[head], wide[:, head], ("pattern", "v"), "t"))
+    yield Arithmetic(
+        "z = pattern v", cell, lambda head: ProductFactors(pattern[head], wide[:, head], ("pattern", "v"), "t")
+    )
 
 
 def _product(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
@@ -215,9 +217,9 @@ def _linear(
         at = head * per_head + column
         return dot(x[row], weight[at], 0.0 if added is None else float(added[at]))
 
-    def factors(head: int) -> Factors:
+    def factors(head: int) -> ProductFactors:
         columns = slice(head * per_head, (head + 1) * per_head)
-        return Factors(x, weight[columns].T, (symbol(given), f"W_{name}"), "d")
+        return ProductFactors(x, weight[columns].T, (symbol(given), f"W_{name}"), "d")
 
     bias = "" if added is None or not bool(added.any()) else " + b"
     return Arithmetic(f"{key} = {symbol(given)} W_{name}{bias}", cell, factors)
@@ -405,7 +407,7 @@ def projected(x: Tensor, weights: Tensor, logits: Tensor) -> Arithmetic:
         return words if plain else f"{words};  after the head's scale, bias or cap {say(float(logits[row, column]))}"
 
     formula = "logits = x̂ W_head" + ("" if plain else ", then scale, bias or cap")
-    return Arithmetic(formula, cell, lambda head: Factors(x, weights.T, ("x̂", "W_head"), "d"))
+    return Arithmetic(formula, cell, lambda head: ProductFactors(x, weights.T, ("x̂", "W_head"), "d"))
 
 
 def probabilities(logits: Tensor, columns: Tensor) -> Arithmetic:

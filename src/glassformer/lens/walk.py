@@ -61,7 +61,7 @@ class WalkStep:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A value without its arithmetic: `module`, if given, returned the value for `inputs`; other values are of sites."""
+    """A value without its arithmetic: `module`, if given, returned it for `inputs`; other values are of sites."""
 
     key: str
     place: str

@@ -10,7 +10,7 @@ from typing import Any
 from glassformer.errors import RequestError, shown
 from glassformer.laboratory.inspection import readable
 from glassformer.laboratory.worked import PRINTED, three_tokens
-from glassformer.lens.arithmetic import Factors
+from glassformer.lens.arithmetic import ProductFactors
 from glassformer.lens.page.words import spelled_text, speller, visible
 from glassformer.lens.walk import WalkStep, walk, walk_part
 from glassformer.loaded import Loaded
@@ -206,7 +206,7 @@ def _shown(size: int) -> int:
     return size if size <= WHOLE else SLICE
 
 
-def _factors(given: Factors, rows: list[str], columns: list[str], words: Sequence[str]) -> list[dict[str, Any]]:
+def _factors(given: ProductFactors, rows: list[str], columns: list[str], words: Sequence[str]) -> list[dict[str, Any]]:
     inner = list(words) if given.inner == "t" else [str(i) for i in range(_shown(given.left.shape[1]))]
     left, right = given.left[: len(rows), : len(inner)], given.right[: len(inner), : len(columns)]
     left_out = given.left.shape[1] - len(inner)
