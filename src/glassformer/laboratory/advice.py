@@ -362,7 +362,7 @@ def advise(
     folder = MEASURED if claims is None else Path(claims)
     if not folder.is_dir():
         raise RequestError(
-            f"--claims {folder} is no folder; leave it out for the results of the library, or measure with "
+            f"--claims {folder} is not a folder; leave it out for the results of the library, or measure with "
             f"glassformer claims --out {folder}",
             code="missing", field="claims", value=str(folder), expected="a folder",
         )  # fmt: skip
@@ -459,5 +459,5 @@ def _missing(name: str, held: Stored | None) -> str:
         claim = known()[name]
         return f"{claim.statement} Not measured: `glassformer claims {name}`, {claim.minutes:g} min."
     seeds = [figure.needed for figure in held.outcome.figures if figure.judged and figure.needed]
-    more = f"about {max(seeds)} seeds would decide it" if seeds else "more seeds alone would not decide it"
+    more = f"about {max(seeds)} seeds would decide it" if seeds else "more seeds would not decide it"
     return f"{held.statement} Undecided here: {more}."

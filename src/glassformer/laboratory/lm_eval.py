@@ -60,7 +60,7 @@ class GlassformerLM(TemplateLM):
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise RequestError(
-                f"batch_size={batch_size}: a positive whole number is right",
+                f"batch_size={batch_size} must be a positive whole number",
                 code="range", field="batch_size", value=batch_size,
             )  # fmt: skip
         if dtype is not None and dtype not in DTYPES:
@@ -92,7 +92,7 @@ class GlassformerLM(TemplateLM):
     def prefix_token_id(self) -> int:
         if self.prefix is None:
             raise RequestError(
-                "this tokenizer has no beginning or end of text; give prefix_token_id=ID in model_args",
+                "this tokenizer has no token for the start or end of a text; give prefix_token_id=ID in model_args",
                 code="missing", field="prefix_token_id",
             )  # fmt: skip
         return self.prefix
@@ -119,7 +119,7 @@ class GlassformerLM(TemplateLM):
             )  # fmt: skip
         if not add_generation_prompt:
             raise RequestError(
-                "an answer that was begun cannot be continued here; leave out gen_prefix",
+                "an answer with a given start cannot be continued here; leave out gen_prefix",
                 code="unsupported", field="gen_prefix",
             )  # fmt: skip
         return self.template.render(chat_history)

@@ -416,7 +416,7 @@ def _reference(
         try:
             theirs = (_computed_by_us if _is_ours(source) else _published)(source).to(model.device)
             family = {**FAMILIES, own.OWN.model_type: own.OWN}.get(theirs.config.model_type)
-            why = "" if family else f"model_type={theirs.config.model_type!r} is no family known here"
+            why = "" if family else f"model_type={theirs.config.model_type!r} is not a known family"
             # padding tokens shift the positions of some models
             if (padding := getattr(theirs.config, "pad_token_id", None)) is not None:
                 given = {

@@ -378,7 +378,7 @@ def _trained(
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted(
             f"stopped; {ended} of {len(asked.cells)} sizes and budgets are finished, in {folder}; the same command "
-            "goes on from here",
+            "continues from here",
             code="stopped",
         ) from None  # fmt: skip
     return found
@@ -425,7 +425,7 @@ def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
     if change := first_difference(was, record["recipe"], besides=("threads", "device", "compile", "watch")):
         path, before, now = (shown(word) for word in change)
         raise RequestError(
-            f"--out {folder} was begun with {path}={before}, and {path}={now} is asked for; name another folder",
+            f"--out {folder} was started with {path}={before}, and {path}={now} is asked for; name another folder",
             code="conflict", field=path, value=now, expected=before,
         )  # fmt: skip
 

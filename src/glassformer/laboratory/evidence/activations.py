@@ -77,7 +77,7 @@ def universal_approximation(bench: Bench) -> Outcome:
     half = [b / a for a, b in zip(errors[grids[-2]], errors[grids[-1]], strict=True)]
     figures = [
         sampled("slope of log error in log cells", list(slopes), least=-1.25, most=-0.75),
-        sampled("error with twice as many cells a token, over that before", half, most=1 / math.sqrt(2)),
+        sampled("error with twice the cells of a token, over that before", half, most=1 / math.sqrt(2)),
         *(sampled(f"error with {grid} cells a token", errors[grid]) for grid in grids),
     ]  # fmt: skip
     return Outcome(
@@ -117,14 +117,14 @@ CLAIMS = [
     ),
     Claim(
         name="geglu-beats-gelu", kind="scoped", minutes=12,
-        statement="With as many weights, GeGLU ends at a lower loss than GELU.",
+        statement="With the same number of weights, GeGLU ends at a lower loss than GELU.",
         source="2002.05202, table 1", published="1.942 against 1.983 at 65,536 steps; perplexity 3.16 against 3.21",
         size="1M parameters, 1.5M tokens",
         measure=contrast(Gap("gpt2@1m", "gpt2@1m+geglu", most=0.0, published=-0.041), tokens=LONG),
     ),
     Claim(
         name="swiglu-beats-gelu", kind="scoped", minutes=12,
-        statement="With as many weights, SwiGLU ends at a lower loss than GELU.",
+        statement="With the same number of weights, SwiGLU ends at a lower loss than GELU.",
         source="2002.05202, table 1", published="1.944 against 1.983 at 65,536 steps; perplexity 3.15 against 3.21",
         size="1M parameters, 1.5M tokens: at 200k tokens GELU leads",
         measure=contrast(
@@ -145,7 +145,7 @@ CLAIMS = [
     ),
     Claim(
         name="swiglu-width", kind="exact", minutes=0.01,
-        statement="A gated FFN of width 8/3 d has as many parameters as a plain one of 4 d.",
+        statement="A gated FFN of width 8/3 d has the same number of parameters as a plain one of 4 d.",
         source="2002.05202", published="equal", size="any",
         measure=swiglu_width,
     ),

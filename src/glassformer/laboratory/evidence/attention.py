@@ -171,7 +171,7 @@ def low_rank_patterns(bench: Bench) -> Outcome:
         figures=figures,
         size=f"{model}, {preset(model).n_layers} layers, {SHORT:,} tokens, {texts} texts of {context} characters",
         sure=f"{len(trained)} seeds, intervals of 95 %",
-        notes=("The source looks at a bidirectional encoder: patterns here are triangular, whose diagonal alone "
+        notes=("The source studies a bidirectional encoder: patterns here are triangular, and their diagonal "
                "gives them full rank.",),
     )  # fmt: skip
 
@@ -423,7 +423,7 @@ def uptraining_repairs(bench: Bench) -> Outcome:
     return Outcome(
         figures=tuple(figures),
         size=f"{MODEL}, {plan.tokens:,} tokens and {plan.steps} steps more ({plan.share:.0%}), 4 heads to 2 and 1",
-        sure=f"{len(seeds)} seeds, each of a base of its own, intervals of 95 %",
+        sure=f"{len(seeds)} seeds, each with a separate base, intervals of 95 %",
     )
 
 
@@ -501,7 +501,7 @@ CLAIMS = [
     ),
     Claim(
         name="performer-features", kind="measured", minutes=0.3,
-        statement="The squared error of positive random features is that of Lemma 2, falls as 1/m, and is less where "
+        statement="The squared error of positive random features is that of Lemma 2, falls as 1/m, and is less if "
         "they are orthogonal.",
         source="2009.14794, lemma 2 and theorem 2", published="slope -1; less", size="d = 16",
         measure=performer_features,
@@ -603,8 +603,8 @@ CLAIMS = [
     ),
     Claim(
         name="uptraining-repairs", kind="scoped", minutes=15,
-        statement="Fewer KV heads lose least where they are the means of those there were, more as the first of "
-        "them, most as new ones; a twentieth of the training closes the gap of grouped heads.",
+        statement="Fewer KV heads lose least if they are means of the former ones, more as the first of "
+        "these, most as new ones; a twentieth of the training closes the gap of grouped heads.",
         source="2305.13245, sections 2.1 and 3.3, table 1 and figure 4",
         published="47.1 with 8 groups against 47.2 with all heads; mean, first, random in this order",
         size="1M parameters, 1M tokens",

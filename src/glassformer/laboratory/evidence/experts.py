@@ -108,15 +108,14 @@ CLAIMS = [
     ),
     Claim(
         name="experts-beat-dense", kind="scoped", minutes=12,
-        statement="Eight experts of which each token meets two end at a lower loss than a dense network of as many "
-        "FLOPs.",
+        statement="Eight experts, two for each token, end at a lower loss than a dense network of equal FLOPs.",
         source="2101.03961, section 3", published="lower at equal FLOPs", size="1M active parameters, 400k tokens",
         measure=contrast(Gap("llama@1m", "llama@1m+moe:8:2", most=0.0), tokens=SHORT),
     ),
     Claim(
         name="switch-loss", kind="exact", minutes=0.01,
-        statement="The balance loss is alpha where all experts are chosen alike and alpha N where one is chosen by "
-        "all.",
+        statement="The balance loss is alpha if all experts are chosen equally often, and alpha N if all tokens choose "
+        "one.",
         source="2101.03961, equation 4", published="alpha = 0.01 and 0.08", size="any",
         measure=switch_loss,
     ),

@@ -97,7 +97,7 @@ def induction_two_layers(bench: Bench) -> Outcome:
     models = {MODEL: steps, MODEL.replace("layers=2", "layers=1"): alone}
     two, one = ([induction(model, seed, n) for seed in seeds] for model, n in models.items())
     figures: list[Figure] = [
-        sampled("loss of what has stood before, two layers", [run.final for run in two], "nats", most=0.5),
+        sampled("loss of repeated tokens, two layers", [run.final for run in two], "nats", most=0.5),
         sampled("the same, one layer", [run.final for run in one], "nats", least=0.5),
         sampled("attention to the token before, strongest head", [run.previous.score for run in two], least=0.5),
         sampled("prefix match, strongest head", [run.prefix.score for run in two], least=0.5),
@@ -110,7 +110,7 @@ def induction_two_layers(bench: Bench) -> Outcome:
             sampled("steps from 90 to 10 % of a guess, over all", [fall / steps for fall in falls], most=0.5)
         )
     return Outcome(
-        figures=tuple(figures), size=f"attention alone, width 64, {steps:,} steps; one layer {alone:,}",
+        figures=tuple(figures), size=f"attention only, width 64, {steps:,} steps; one layer {alone:,}",
         sure=f"{len(seeds)} seeds, intervals of 95 %",
     )  # fmt: skip
 
@@ -151,8 +151,8 @@ CLAIMS = [
     ),
     Claim(
         name="induction-two-layers", kind="measured", minutes=3,
-        statement="Going on with what was read before forms in an abrupt change, by a head that looks at the token "
-        "before and one above it that matches prefixes; a single layer has none.",
+        statement="Induction, which repeats what followed before, forms in an abrupt change, by a head that attends to "
+        "the previous token and one above it that matches prefixes; a single layer forms no such heads.",
         source="2209.11895", published="a phase change, from two layers on",
         size="two layers of width 64",
         measure=induction_two_layers,

@@ -51,7 +51,7 @@ def warm_up(change: str, least: float, most: float | None = None) -> Callable[[B
 def bloom_parallel(bench: Bench) -> Outcome:
     layers = list(preset("bloom-7b1").layers())
     parallel = sum(block.residual.kind.startswith("parallel") for block in layers)
-    figure = exact("layers that run attention beside the FFN", parallel, least=len(layers), most=len(layers),
+    figure = exact("layers that run attention parallel to the FFN", parallel, least=len(layers), most=len(layers),
                    published=len(layers))  # fmt: skip
     return Outcome(figures=(figure,), size=f"bloom-7b1, {len(layers)} layers", sure="read off the published model")
 
@@ -65,7 +65,7 @@ def falcon_parallel(bench: Bench) -> Outcome:
     shared = config.costs(Shape(s=1, t=tokens, phase="decode")).state_bytes
     heads = round(whole / shared)
     figures = (
-        exact("layers that run attention beside the FFN", parallel, least=len(layers), most=len(layers),
+        exact("layers that run attention parallel to the FFN", parallel, least=len(layers), most=len(layers),
               published=len(layers)),
         exact("heads that share one KV head", heads, least=71, most=71, published=71),
     )  # fmt: skip
@@ -139,7 +139,7 @@ CLAIMS = [
     ),
     Claim(
         name="parallel-loses-nothing", kind="scoped", minutes=18,
-        statement="Blocks with attention beside the FFN end at the loss of sequential ones.",
+        statement="Blocks with attention parallel to the FFN end at the loss of sequential ones.",
         source="2204.02311, section 2: small loss at 8B, none at 62B", published="none at 62B",
         size="1M parameters, 1.5M tokens, 5 seeds: within 0.5 %",
         measure=contrast(alike("gpt2@1m", "gpt2@1m+parallel"), tokens=LONG, seeds=5),
@@ -152,7 +152,7 @@ CLAIMS = [
     ),
     Claim(
         name="falcon-parallel", kind="exact", minutes=0.01,
-        statement="Falcon-7B runs attention beside the FFN, and its 71 heads share one KV head.",
+        statement="Falcon-7B runs attention parallel to the FFN, and its 71 heads share one KV head.",
         source="2311.16867", published="parallel, multi-query", size="any",
         measure=falcon_parallel,
     ),

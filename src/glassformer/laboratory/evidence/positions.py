@@ -319,7 +319,7 @@ CLAIMS = [
     ),
     Claim(
         name="sinusoid-linear", kind="exact", minutes=0.01,
-        statement="PE(p + k) is a linear map of PE(p), and PE(p) PE(p + k) depends on k alone.",
+        statement="PE(p + k) is a linear map of PE(p), and PE(p) PE(p + k) depends only on k.",
         source="1706.03762, section 3.5", published="exact", size="any",
         measure=sinusoid_linear,
     ),
@@ -331,7 +331,7 @@ CLAIMS = [
     ),
     Claim(
         name="rotary-relative", kind="exact", minutes=0.01,
-        statement="With rotary positions a score depends on the distance of query and key alone.",
+        statement="With rotary positions a score depends only on the distance of query and key.",
         source="2104.09864, section 3.2", published="only m - n matters", size="any",
         measure=rotary_relative,
     ),
@@ -350,7 +350,7 @@ CLAIMS = [
     ),
     Claim(
         name="interpolation-identities", kind="exact", minutes=0.01,
-        statement="Interpolation divides every rotary frequency by s, NTK-aware scaling the slowest alone, and YaRN "
+        statement="Interpolation divides every rotary frequency by s, NTK-aware scaling only the slowest, and YaRN "
         "sharpens logits by (0.1 ln s + 1)^2.",
         source="2306.15595; 2309.00071", published="1/s; 1/s and 1; 1.2079 for s = 8", size="any",
         measure=interpolation_identities,

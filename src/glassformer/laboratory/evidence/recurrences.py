@@ -201,7 +201,7 @@ CLAIMS = [
     ),
     Claim(
         name="hybrid-beats-pure", kind="scoped", minutes=15,
-        statement="Three layers of Mamba-2 and one of attention end at a lower loss than either alone.",
+        statement="Three layers of Mamba-2 and one of attention end at a lower loss than either by itself.",
         source="2403.19887, section 6; 2406.07887", published="lower than both", size="1M parameters, 400k tokens",
         measure=contrast(
             *(Gap("llama@1m+stack:mamba2*3,attention", pure, least=0.0) for pure in ("llama@1m+mamba2", "llama@1m")),

@@ -70,7 +70,7 @@ class Stored(Written):
             return
         for field, held, asked in (("data", self.data, data), ("seeds", self.seeds, seeds)):
             if asked is not None and asked != held:
-                own = "as many as it takes" if held is None else held
+                own = "the number it takes" if held is None else held
                 raise RequestError(
                     f"{folder / self.name}.json was measured with {field}={own}, and {field}={asked} is asked for; "
                     "name another folder (--out), or replace it with --again",

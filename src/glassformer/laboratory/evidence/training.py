@@ -149,7 +149,7 @@ CLAIMS = [
     ),
     Claim(
         name="muon-beats-adamw", kind="scoped", minutes=6,
-        statement="After as many tokens, Muon ends at a lower loss than AdamW.",
+        statement="After the same number of tokens, Muon ends at a lower loss than AdamW.",
         source="2502.16982, section 3", published="as low with half the FLOPs", size="1M parameters, 400k tokens",
         measure=contrast(
             Gap("llama@1m", "llama@1m+recipe.optimizer=muon", most=0.0),
@@ -160,7 +160,7 @@ CLAIMS = [
     ),
     Claim(
         name="dropout-hurts-in-one-epoch", kind="scoped", minutes=12,
-        statement="Where no text is read twice, dropout of 0.1 raises the loss.",
+        statement="If no text is read twice, dropout of 0.1 raises the loss.",
         source="1910.10683, section 3; 2204.02311, section 5", published="trained without",
         size="1M parameters, 1.5M tokens",
         measure=contrast(Gap("gpt2@1m", "gpt2@1m+dropout:0.1", least=0.0), tokens=LONG),
@@ -186,7 +186,7 @@ CLAIMS = [
     ),
     Claim(
         name="tied-head-loses-nothing", kind="scoped", minutes=18,
-        statement="A head tied to the embedding ends at the loss of one of its own.",
+        statement="A head tied to the embedding ends at the loss of a separate one.",
         source="1608.05859", published="no loss, or less of it",
         size="1M parameters, 1.5M tokens, 5 seeds: within 0.5 %",
         measure=contrast(

@@ -68,8 +68,8 @@ def render_claims(rows: Sequence[ClaimRow], command: str) -> str:
         "header", tag("p", "Glassformer claims", class_="kicker"), tag("h1", "Published claims, tested"),
         tag("p", finding(rows), class_="finding"), copyable(command),
         caption("A band is where the claim puts a figure, a diamond what its source has, a dot with its bar what was "
-                "measured here. A verdict follows from the figures: it holds where the whole bar lies in the band, "
-                "does not hold where all of it lies outside, and is open in between."),
+                "measured here. A verdict follows from the figures: it holds if the whole bar is in the band, "
+                "does not hold if all of it is outside, and is open in between."),
     )  # fmt: skip
     return framed("Claims", header, contents, [row.to_dict() for row in rows], "claims", "claims")
 

@@ -72,7 +72,7 @@ def _effect_findings(found: LadderRecord) -> list[str]:
     names = "; ".join(f"{_of(found, one)} {fixed(one.effect, 4, signed=True)}" for one in noticed)
     told.append(
         f"{len(noticed)} of {len(pairs)} interactions {'is' if len(noticed) == 1 else 'are'} beyond two standard errors"
-        f"{': ' + names if names else ''}; chance alone gives {found.by_chance:.1%} of them."
+        f"{': ' + names if names else ''}; chance gives {found.by_chance:.1%} of them."
     )
     return told
 
@@ -153,8 +153,8 @@ def _last(found: LadderRecord) -> Markup | None:
     ]
     axes = ("", interval_axis(gaps, _WIDE), interval_axis(gaps, _WIDE))
     words = (
-        "The loss of the target minus that of the target without this change, beside what the change did where it "
-        "stood on the ladder. Where the two disagree, the change does not act alone: --design factorial shows how."
+        "The loss of the target minus that of the target without this change, next to the effect of the "
+        "change on the ladder. If the two disagree, the change interacts with others: --design factorial shows how."
     )
     return join([_table("Changes left out", heads, rows, axes), caption(words)])
 
