@@ -88,7 +88,7 @@ def test_experts_count_as_far_as_a_token_meets_them() -> None:
     held, met = (
         getattr(preset("llama@1m+moe:8:2"), name)(embeddings=False) for name in ("num_params", "active_params")
     )
-    assert f"{held:,} parameters, of which a token meets {met:,}" in note and held > 2 * met
+    assert f"{held:,} parameters; a token meets {met:,}" in note and held > 2 * met
     with refused(code="conflict", field="allow_unmatched"):
         fairness(arms(["llama@1m", "llama@1m+moe:8:4:352"]), allow_unmatched=False)
 
@@ -174,13 +174,13 @@ def test_an_arm_can_be_trained_by_a_recipe_of_its_own() -> None:
     assert other.learning_rate == planned(arms(["gpt2@1m+relu+nobias"]))["gpt2@1m+relu+nobias"].learning_rate
     first, second = likeness(named, configs_of(named), planned(named))
     assert first == (
-        "gpt2@1m+recipe.warmup=0.3 is trained by a recipe of its own (warmup=0.3): it is the model of gpt2@1m, so what "
+        "gpt2@1m+recipe.warmup=0.3 is trained by its own recipe (warmup=0.3): it is the model of gpt2@1m, so what "
         "differs is the recipe."
     )
     assert second.endswith("of its own (adam_eps=1e-6, clip=none).")
     alike = arms([f"gpt2@1m+{change}+recipe.warmup=0.3" for change in ("rope", "swiglu", "rmsnorm")])
     (note,) = likeness(alike, configs_of(alike), planned(alike))
-    assert note.endswith("gpt2@1m+rmsnorm+recipe.warmup=0.3 are trained by a recipe of their own (warmup=0.3).")
+    assert note.endswith("gpt2@1m+rmsnorm+recipe.warmup=0.3 are trained by their own recipe (warmup=0.3).")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_looks_are_counted_and_correct_the_intervals(trained: Any, tmp_path: Pat
     second = trained([A, B], seeds=8)
     assert second["looks"] == [4, 8] and second["verdicts"][0]["level"] == pytest.approx(constant_level([4, 8]))
     (note,) = [note for note in second["budget"]["notes"] if "Seeds were added" in note]
-    assert "looks at 4 and 8 seeds the level is 2.7" in note and "--looks 4,8 from the beginning keeps 5 %" in note
+    assert "looks after 4 and 8 seeds the level is 2.7" in note and "--looks 4,8 from the start keeps 5 %" in note
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Seeds were added after a verdict had been seen" in page
     with refused(code="conflict", field="looks"):

@@ -33,7 +33,7 @@ UNFAIR = 0.2
 """Largest relative difference in parameters of the layers without `allow_unmatched`."""
 ALIKE = {
     "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "steps": "--steps", "seed": "--seeds",
-    "context": "--context", "evaluation_tokens": "as many", "objective": "--objective",
+    "context": "--context", "evaluation_tokens": "the same number", "objective": "--objective",
 }  # fmt: skip
 """Fields of the recipe that must be the same for all arms, and the option that sets them: losses are compared under one
 budget, on the same text, for the same seeds."""
@@ -277,7 +277,7 @@ def fairness(arms: Mapping[str, DesignArm], allow_unmatched: bool, match: Match 
             code="conflict", field="allow_unmatched",
         )  # fmt: skip
     notes = [
-        f"The layers of {name} hold {held:,} parameters, of which a token meets {sizes[name]:,}."
+        f"The layers of {name} hold {held:,} parameters; a token meets {sizes[name]:,}."
         for name, arm in arms.items()
         if (held := arm.config.num_params(embeddings=False)) > sizes[name]
     ]
@@ -302,7 +302,7 @@ def _equal(arm: DesignArm, wanted: int) -> str:
         near, far = (preset(f"{model}+hidden={width}").active_params(embeddings=False) for width in (64, 128))
         width = 64 + round((wanted - near) * 64 / (far - near) / 8) * 8
         if abs(preset(f"{model}+hidden={width}").active_params(embeddings=False) / wanted - 1) <= WORTH_SAYING:
-            return f"{arm.name}+hidden={width} has as many"
+            return f"{arm.name}+hidden={width} has the same size"
     except (RequestError, ZeroDivisionError):
         pass
     return "give both the same @SIZE"
@@ -320,11 +320,11 @@ def likeness(
             twins = [other for other, its in configs.items() if its == config and plans[other] != plans[name]]
             if twins:
                 but = f"it is the model of {' and '.join(twins)}, so what differs is the recipe"
-                notes.append(f"{name} is trained by a recipe of its own {told}: {but}.")
+                notes.append(f"{name} is trained by its own recipe {told}: {but}.")
             else:
                 own.setdefault(told, []).append(name)
     for told, names in own.items():
-        trained = "is trained by a recipe of its own" if len(names) == 1 else "are trained by a recipe of their own"
+        trained = "is trained by its own recipe" if len(names) == 1 else "are trained by their own recipe"
         notes.append(f"{', '.join(names)} {trained} {told}.")
     for name in configs:
         same = [other for other in configs if (configs[other], plans[other]) == (configs[name], plans[name])]
@@ -353,7 +353,7 @@ def threads_of(executor: Executor, asked: int | None, match: Match | None) -> in
     if executor.workers == 1:
         return asked
     if match == "minutes" and executor.shared:
-        message = f"--workers {executor.workers}: runs side by side slow each other, so minutes are no budget for them"
+        message = f"--workers {executor.workers}: runs side by side slow each other, so minutes cannot be their budget"
         raise RequestError(message, code="conflict", field="workers", value=executor.workers, expected="--tokens")
     return asked or max(1, available_cores() // executor.workers)
 
@@ -381,7 +381,7 @@ def recipes(
     """Returns the recipe of each arm under one budget.
 
     `match` is the quantity that is equal: tokens, training FLOPs, or minutes. With `flops` and a budget in tokens, the
-    first arm gets the tokens and the others as many FLOPs as it spends. Changes of the recipe in an EXPR apply to its
+    first arm gets the tokens and the others the FLOPs that it spends. Changes of the recipe in an EXPR apply to its
     arm only. Raises RequestError if a recipe is wrong or does not suit the model of its arm."""
     given = [name for name in ("tokens", "flops", "minutes") if recipe.get(name) is not None]
     if len(given) != 1:

@@ -281,7 +281,7 @@ def _trained(
     except (KeyboardInterrupt, Interrupted):
         ended = sum(run.status != "failed" for run in found.values())
         raise Interrupted(
-            f"stopped; {ended} of {len(requests)} runs are finished, in {folder}; the same command goes on from here",
+            f"stopped; {ended} of {len(requests)} runs are finished, in {folder}; the same command continues from here",
             code="stopped",
         ) from None  # fmt: skip
     return results

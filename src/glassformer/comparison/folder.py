@@ -67,7 +67,7 @@ def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[i
     if plan and seen and plan != held.planned_looks:
         raise RequestError(
             f"--looks {','.join(map(str, plan))}: verdicts were seen at {' and '.join(map(str, seen))} seeds before "
-            "this plan; go on without it, or begin in another folder",
+            "this plan; continue without it, or start in another folder",
             code="conflict", field="looks", value=plan, expected="a plan from before the first verdict",
         )  # fmt: skip
     return seen, plan or list(held.planned_looks)
@@ -125,7 +125,7 @@ def _refuse_another(folder: Path, run: dict[str, Any], wanted: dict[str, Any]) -
 
 
 def compiled_before(folder: Path) -> bool | None:
-    """Returns the `compile` of the runs in the folder; None if there are no runs or they do not record it."""
+    """Returns the `compile` of the runs in the folder; None if it has no runs, or they do not record it."""
     found = (request.get("recipe") for request in _begun(folder, {}))
     return next((recipe["compile"] for recipe in found if isinstance(recipe, dict) and "compile" in recipe), None)
 

@@ -16,7 +16,7 @@ from glassformer.text import Tokenizer
 from glassformer.training import Pretrained
 
 FOLDER, SUFFIX = "pretrained", ".safetensors"
-NOTE = "All arms begin with weights that were trained before: seeds differ in the order of the text alone."
+NOTE = "All arms start from pretrained weights: seeds differ only in the order of the text."
 
 
 def check_begun(models: Sequence[object], tokenizer: object) -> None:

@@ -391,7 +391,7 @@ def _refuse_failed(runs: Sequence[RunResult], folder: Path) -> None:
         one = failed[0]
         raise WorkError(
             f"{len(failed)} of {len(runs)} runs failed: {one.name} seed {one.seed}: {one.error}; what is finished is "
-            f"in {folder}, and the same command goes on from here",
+            f"in {folder}, and the same command continues from here",
             code="failed",
         )  # fmt: skip
 
