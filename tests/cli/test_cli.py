@@ -229,7 +229,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(source: Path, tmp_path: Path) -> Non
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "go on with" in said
+    assert "continue with" in said
     assert "--resume" in said
     assert "Traceback" not in said
     assert (run / "latest").exists()
@@ -247,7 +247,7 @@ def test_ctrl_c_stops_a_comparison_that_can_go_on(source: Path, tmp_path: Path) 
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "the same command goes on from here" in said
+    assert "the same command continues from here" in said
     assert "Traceback" not in said
     assert list(out.glob("runs/*/run/latest")), "the arm saved before it ended"
 

@@ -273,7 +273,7 @@ def test_one_command_starts_resumes_and_finds_the_run_finished(text: TextData, t
     with pytest.warns(UserWarning, match="run holds no run yet"), pytest.raises(KeyboardInterrupt):
         train(model(), text, TEN, folder, resume=True, callbacks=[Die()])
     with (
-        pytest.warns(UserWarning, match="begun but holds no checkpoint yet: the run starts again"),
+        pytest.warns(UserWarning, match="started but holds no checkpoint yet: it starts again"),
         pytest.raises(Interrupted),
     ):
         train(model(), text, TEN, folder, resume=True, callbacks=[interrupt_at(5)])

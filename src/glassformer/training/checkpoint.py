@@ -413,7 +413,7 @@ def _state(checkpoint: Path) -> dict[str, Any]:
             )
         if strange := [name for name in state["sha256"] if name != WATCH and not _FILE.fullmatch(name)]:
             raise RequestError(
-                f"{path} names {shown(strange[0])!r}, which is no file of a checkpoint",
+                f"{path} names {shown(strange[0])!r}, which is not a file of a checkpoint",
                 code="unknown", field="state.json:sha256",
             )  # fmt: skip
         return state

@@ -57,7 +57,9 @@ def check_folder(out: str | Path | None, resume: bool, try_to_write: bool = True
     found = checkpoint.latest(folder)
     if found is not None and not resume:
         raise RequestError(
-            f"{folder} already holds a run; go on with --resume, or name another folder", code="exists", field="resume"
+            f"{folder} already holds a run; continue with --resume, or name another folder",
+            code="exists",
+            field="resume",
         )
     begun = found is not None or _begun(folder)
     if not begun and (is_folder(folder) or has_params(folder)):
@@ -131,7 +133,7 @@ def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained
     if change := first_difference(to_plain(begun), to_plain(recipe), besides=FREE):
         path, was, now = change
         raise RequestError(
-            f"{folder} was begun with {path}={was}, and {path}={now} was asked for; name another folder",
+            f"{folder} was started with {path}={was}, and {path}={now} was asked for; name another folder",
             code="changed", field=path, value=now,
         )  # fmt: skip
 

@@ -89,7 +89,7 @@ def run_request(
     machine.apply(request.how)
     check_callbacks(callbacks)
     groups = request.groups
-    again = "nothing was saved" if request.folder is None else f"go on with --out {request.folder} --resume"
+    again = "nothing was saved" if request.folder is None else f"continue with --out {request.folder} --resume"
     with watched(groups, again) as follow:
         check_alike(request)
         with only_writer(request.folder if groups.leads else None):
@@ -262,4 +262,4 @@ def stopped(run: Training) -> Interrupted:
 def how_to_go_on(run: Training) -> str:
     if run.folder is None:
         return f"stopped at step {run.step}; nothing was saved, as no folder was named (--out)"
-    return f"stopped at step {run.step} and saved in {run.folder}; go on with --out {run.folder} --resume"
+    return f"stopped at step {run.step} and saved in {run.folder}; continue with --out {run.folder} --resume"

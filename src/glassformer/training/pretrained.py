@@ -114,6 +114,6 @@ def check_origin(folder: Path, given: Pretrained | None) -> None:
         asked = "weights drawn for it" if given is None else f"those of {given.name}"
         name = name or "weights drawn for it"
         raise RequestError(
-            f"{folder} was begun with {name}, and {asked} were asked for; name another folder",
+            f"{folder} was started with {name}, and {asked} were asked for; name another folder",
             code="conflict", field="pretrained", value=asked, expected=name,
         )  # fmt: skip

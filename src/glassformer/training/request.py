@@ -107,7 +107,7 @@ def _prepare(
     found = checkpoint.latest(folder) if folder is not None and resume else None
     if resume and found is None:
         begun = folder is not None and (folder / "recipe.yaml").is_file()
-        why = "was begun but holds no checkpoint yet: the run starts again" if begun else "holds no run yet: one starts"
+        why = "was started but holds no checkpoint yet: it starts again" if begun else "holds no run yet: one starts"
         warnings.warn(f"{folder} {why}")
     if recipe.on_spike == "roll_back" and folder is None:
         raise RequestError(

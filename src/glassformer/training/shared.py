@@ -52,7 +52,7 @@ def check_shared(config: ModelConfig, recipe: Recipe, layout: Layout, out: str |
     context.check(config, layout.cp)
     _check_stages(config, recipe, layout)
     if recipe.watch is not None and layout.cp > 1:
-        what = f"cp={layout.cp}: watch looks at patterns of attention, and each rank has rows of its own tokens alone"
+        what = f"cp={layout.cp}: watch records attention patterns, and each rank has only the rows of its tokens"
         raise _no("watch", recipe.watch, f"{what}; leave --watch out, or use fsdp={layout.ranks}", "None")
     _check_atoms(recipe, layout)
     if layout.dp > 1 and config.reparam is not None and config.reparam.counts_passes:

@@ -238,7 +238,7 @@ def load_run(path: str | Path) -> Loaded:
     one."""
     folder = Path(path)
     if not folder.is_dir():
-        raise RequestError(f"there is no run folder {folder}", code="missing", field="run", value=str(folder))
+        raise RequestError(f"the run folder {folder} is missing", code="missing", field="run", value=str(folder))
     if not (folder / "config.yaml").is_file():
         raise no_config(folder)
     config = ModelConfig.from_file(folder / "config.yaml")

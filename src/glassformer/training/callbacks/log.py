@@ -22,7 +22,7 @@ class Log(Callback):
         lost = run.step - len({row["step"] for row in run.rows if "validation" not in row})
         if run.folder is not None and lost > 0 and run.groups.leads:  # because every step leaves one row
             warnings.warn(
-                f"{run.folder / 'metrics.jsonl'} lacks {lost:,} of the {run.step:,} steps so far: the run goes on as "
+                f"{run.folder / 'metrics.jsonl'} lacks {lost:,} of the {run.step:,} steps so far: the run continues as "
                 f"it would have, but its curves have a gap"
             )
 

@@ -62,8 +62,8 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
             )  # fmt: skip
         if config.causal and not self.one_sided:
             raise RequestError(
-                "objective=masked needs a bidirectional model, and this one is causal: it cannot use what stands "
-                "after a mask; use an encoder such as bert, +bidirectional, or objective next_token",
+                "objective=masked needs a bidirectional model, and this one is causal: it cannot read what "
+                "follows a mask; use an encoder such as bert, +bidirectional, or objective next_token",
                 code="causal", field="objective", value=self.kind, expected="next_token",
             )  # fmt: skip
 

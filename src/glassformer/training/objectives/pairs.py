@@ -97,7 +97,7 @@ class RecordStream:
         between = tokenizer.encode(BETWEEN).tolist()
         if tokenizer.eos_id is None or len(between) != 1:
             raise RequestError(
-                f"the {tokenizer.kind} tokenizer has no token of its own for a tab, or none that ends a text; use "
+                f"the {tokenizer.kind} tokenizer has no single token for a tab, or none that ends a text; use "
                 "byte or char",
                 code="conflict", field="tokenizer", value=tokenizer.kind, expected="byte",
             )  # fmt: skip

@@ -40,7 +40,7 @@ class TaskConfig(ObjectiveConfig, kind="task"):
         found = [tokenizer.encode(symbol) for symbol in task.alphabet]
         if any(len(ids) != 1 for ids in found):
             raise RequestError(
-                f"the {tokenizer.kind} tokenizer has no token of its own for each symbol of {task}; use char or byte",
+                f"the {tokenizer.kind} tokenizer has no single token for each symbol of {task}; use char or byte",
                 code="conflict", field="tokenizer", value=tokenizer.kind, expected="char",
             )  # fmt: skip
         return np.array([int(ids[0]) for ids in found], np.int64)
