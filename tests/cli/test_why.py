@@ -89,7 +89,7 @@ def test_json_is_exactly_the_diagnosis(run: Path, capsys: pytest.CaptureFixture[
     assert set(found) == {"verdict", "causes", "moved", "notes"}
     assert found["moved"] == []
     (note,) = found["notes"]
-    assert note.startswith("Without statistics the loss alone was judged")
+    assert note.startswith("Without statistics only the loss was judged")
     (cause,) = found["causes"]
     assert set(cause) == {"cause", "layer", "site", "statistic", "step", "sigmas", "confidence", "try"}
     assert (cause["cause"], cause["step"], cause["layer"]) == ("bad batch", 150, None)
@@ -108,7 +108,7 @@ def test_the_arm_of_a_comparison(run: Path, tmp_path: Path, capsys: pytest.Captu
 def test_a_run_without_statistics_is_judged_by_its_loss(run: Path, capsys: pytest.CaptureFixture[str]):
     (run / NAME).unlink()
     show_why(str(run), as_json=False)
-    assert "Without statistics the loss alone was judged" in " ".join(capsys.readouterr().out.split())
+    assert "Without statistics only the loss was judged" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_truncated_file_is_read_as_far_as_it_goes(run: Path, capsys: pytest.CaptureFixture[str]):

@@ -175,7 +175,7 @@ def test_the_batch_of_a_spike_that_passed_is_shown():
     spike = {"step": 150, "event": "spike", "what": "loss", "value": 2.6, "sigmas": 7.5, "batch": texts}
     found = diagnose(metrics(lambda t, loss: loss + 0.5 * (t == 150)), records(same, spike), CONFIG, RECIPE)
     assert found.verdict == "nothing wrong"
-    assert 'the largest losses begin "the cat the cat' in found.paragraph()
+    assert 'the largest losses start with "the cat the cat' in found.paragraph()
     assert '"the dog".' in found.paragraph()
     assert len(found.paragraph()) < 500
     assert found.batch == tuple(texts)
@@ -248,8 +248,8 @@ RULES: dict[str, tuple[str, int | None, Change, list[Change]]] = {
     "eps": ("gradient RMS near Adam's eps", None, both(SWALLOWED, SLOW), [SWALLOWED, SLOW]),
     "log Z": ("output-logit divergence", None, both(FAR_LOG_Z, LARGE_HEAD), [FAR_LOG_Z, LARGE_HEAD]),
     "vanishing": ("gradients vanish", 0, both(FALLING, TINY), [FALLING]),
-    "one head": ("one head's weights moved alone", 2, JUMP, [times("weight_norm", "", 100)]),
-    "one matrix": ("one matrix moved alone", 1, times("weight_norm", "layers.1.ffn.down", 0.01), []),
+    "one head": ("one head's weights moved by themselves", 2, JUMP, [times("weight_norm", "", 100)]),
+    "one matrix": ("one matrix moved by itself", 1, times("weight_norm", "layers.1.ffn.down", 0.01), []),
     "learning rate": ("learning rate above", None, both(per_step, BLOWN), [per_step, BLOWN]),
 }  # fmt: skip
 
@@ -302,7 +302,7 @@ def test_what_passes_early_is_no_collapse(until: int):
 def test_a_head_that_jumped_is_told_with_its_place_step_and_sigma():
     (cause,) = diagnose(metrics(), records(JUMP), CONFIG, RECIPE).causes
     assert cause.to_dict() | {"confidence": 0, "sigmas": 0} == {
-        "cause": "one head's weights moved alone", "layer": 2, "site": "layers.2.mixer.q",
+        "cause": "one head's weights moved by themselves", "layer": 2, "site": "layers.2.mixer.q",
         "statistic": "weight_norm[1]", "step": 100, "sigmas": 0, "confidence": 0, "try": ["recipe.seed=1"],
     }  # fmt: skip
     # by hand: the median and the MAD of the logarithms before, each step 1, 10, ..., 90
@@ -355,13 +355,15 @@ def test_a_layer_that_outgrows_the_next_is_named_and_not_the_next(every: int):
 
     found = diagnose(metrics(), records(grow, every=every), CONFIG, RECIPE)
     assert found.causes[0].layer == 2, found.paragraph()
-    assert found.causes[0].cause == "one matrix moved alone"
+    assert found.causes[0].cause == "one matrix moved by itself"
     assert not named(found, "dead layer")
 
 
 def test_clipping_queries_and_keys_is_no_corruption():
     shrunk = times("weight_norm", "layers.2.mixer.q", 0.1, head=1)
-    assert named(diagnose(metrics(), records(shrunk), CONFIG, RECIPE), "one head's weights moved alone", layer=2)
+    assert named(
+        diagnose(metrics(), records(shrunk), CONFIG, RECIPE), "one head's weights moved by themselves", layer=2
+    )
     assert diagnose(metrics(), records(shrunk), CONFIG, {**RECIPE, "qk_clip": 100.0}).verdict == "nothing wrong"
 
 
@@ -397,7 +399,7 @@ def test_a_spike_after_a_jump_of_weights_is_no_bad_batch():
     found = diagnose(
         metrics(lambda t, loss: loss + 5 * (t == 100)), records(both(JUMP, at("", "", 0))), CONFIG, RECIPE
     )  # fmt: skip
-    assert found.causes[0].cause == "one head's weights moved alone"
+    assert found.causes[0].cause == "one head's weights moved by themselves"
 
 
 @pytest.mark.parametrize(
@@ -807,7 +809,7 @@ LATE: dict[str, Plant] = {
         "dead units", {"layer": 1}, "gpt2@1m+relu", after=lambda model: model.layers[1].ffn.up_proj.bias.fill_(-20)
     ),
     "output x50": Plant(
-        "one matrix moved alone", {"site": "head", "step": AT + 1}, "llama@1m+untied",
+        "one matrix moved by itself", {"site": "head", "step": AT + 1}, "llama@1m+untied",
         after=lambda m: scaled(m, "head", 50),
     ),
     "growing logits": Plant("attention-", {"layer": 2}, steps=320, always=True, after=growing),

@@ -183,7 +183,7 @@ def value_not_finite(e: Evidence) -> Iterator[Cause]:
     what = _what(e)
     place = f"{site or 'the ' + what}"
     named, sure = f"not a number at {place}", 0.3 if e.rose else 0.95
-    why = f"the first value that is no number is {f'at {site} {part}'.strip() if site else 'the ' + what + ' itself'}, "
+    why = f"the first value not a number is {f'at {site} {part}'.strip() if site else 'the ' + what + ' itself'}, "
     why += f"and the loss {'had been rising' if e.rose else 'was calm before'}"
     tries: tuple[str, ...] = (f"recipe.learning_rate={_rate(e)}", "recipe.clip=1.0", "recipe.on_spike=skip")
     if "weights" in part:
@@ -266,7 +266,7 @@ def moved_alone(e: Evidence) -> Iterator[Cause]:
         times, most = np.exp(np.minimum(700, (leap.by, leap.allowed)))
         before, step = int(track.steps[leap.before]), int(track.steps[leap.row])
         yield Cause(
-            "one matrix moved alone" if head is None else "one head's weights moved alone",
+            "one matrix moved by itself" if head is None else "one head's weights moved by themselves",
             min(0.95, 0.7 + 0.05 * abs(leap.by)),
             f"the norm of {what} became {times:.3g} times as large between steps {before} and {step}, where updates "
             f"allow {most:.3g}: the weights were edited or corrupted",
@@ -376,7 +376,7 @@ def warmup_missing(e: Evidence) -> Iterator[Cause]:
     last = e.config.n_layers - 1
     yield Cause(
         "warm-up missing", min(0.9, 0.7 + 0.1 * len(shown)),
-        f"norms stand after the residual sum, the learning rate is at its peak from step {e.steps[at_peak]}, and "
+        f"norms follow the residual sum, the learning rate is at its peak from step {e.steps[at_peak]}, and "
         f"{_joined(shown[:3])}",
         ("recipe.warmup=0.1", "+pre", "+deepnorm", f"recipe.learning_rate={_rate(e)}"),
         last, f"layers.{last}", "gradient_norm", None, int(e.steps[0]),
@@ -558,7 +558,7 @@ FOLLOWS = {
 """Causes that a root may bring about."""
 OF_A_COLLAPSE = {"gradient RMS near Adam's eps", "gradients vanish through depth"}
 """Effects of rank collapse: tokens that are alike give queries and keys no gradient (Noci et al. 2022, 2206.03126)."""
-OF_A_DEAD_LAYER = {"dead units", "one head's weights moved alone", "one matrix moved alone"}
+OF_A_DEAD_LAYER = {"dead units", "one head's weights moved by themselves", "one matrix moved by itself"}
 
 
 def _around(e: Evidence, found: Sequence[Cause]) -> int | None:
@@ -580,7 +580,7 @@ def _unknown(e: Evidence, movers: Sequence[Mover]) -> Cause:
     first = movers[0]
     track = first.track
     return Cause(
-        "cause unknown", 0.3, f"{_named(first)} moved first, and that is no failure known here", tries,
+        "cause unknown", 0.3, f"{_named(first)} moved first, which matches no known failure", tries,
         track.layer, track.where, track.statistic, first.named_head, first.step, first.sigmas,
     )  # fmt: skip
 
@@ -596,7 +596,7 @@ def _shows(e: Evidence) -> list[str]:
     if e.diverged is not None:
         shown.append(f"the loss diverged from step {e.diverged}")
     if e.hump > NATS_ABOVE:
-        shown.append(f"the loss rose {e.hump:.2g} nats above its beginning")
+        shown.append(f"the loss rose {e.hump:.2g} nats above its start")
     elif e.relapse > NATS_BACK:
         shown.append(f"the loss fell back by {e.relapse:.2g} nats within the first steps")
     if (spikes := sum(not spike.passed or spike.sigmas > LARGE_SPIKE for spike in e.spikes)) >= 3:
@@ -766,7 +766,7 @@ def _happened(e: Evidence) -> str:
     if e.worst and e.worst.sigmas > LARGE_SPIKE:
         return f"the loss spiked at step {e.worst.step}, by {e.worst.sigmas:.0f} sigma"
     if e.hump > NATS_ABOVE:
-        return f"the loss rose {e.hump:.2g} nats above its beginning"
+        return f"the loss rose {e.hump:.2g} nats above its start"
     return "the loss neither spiked nor diverged, yet something is wrong"
 
 
@@ -796,7 +796,7 @@ def _notes(e: Evidence, causes: Sequence[Cause]) -> Iterator[str]:
         yield f"{several} {worst.sigmas:.1f} sigma at step {worst.step}, passed without a trace."
         if texts := e.batch(worst.step):
             shown = ", ".join(f'"{" ".join(text[:LONGEST_QUOTE].split())}"' for text in texts)
-            yield f"Of its batch the sequences with the largest losses begin {shown}."
+            yield f"The sequences of its batch with the largest losses start with {shown}."
     if e.gradient_spikes:
         steps = sorted(e.gradient_spikes)
         more = [f"{len(steps) - SHOWN_STEPS} more"] if len(steps) > SHOWN_STEPS else []
@@ -814,7 +814,7 @@ def _notes(e: Evidence, causes: Sequence[Cause]) -> Iterator[str]:
     if back := sum(event["event"] == "rolled_back" for event in e.events):
         yield f"The run was rolled back {'once' if back == 1 else f'{back} times'}."
     if not e.watched:
-        yield "Without statistics the loss alone was judged; train with --watch to see inside."
+        yield "Without statistics only the loss was judged; train with --watch to see inside."
 
 
 def _told(spike: Spike, causes: Sequence[Cause]) -> bool:
