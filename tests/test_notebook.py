@@ -61,7 +61,10 @@ def test_what_is_loaded_shows_its_parts_and_its_tokenizer():
         model = config.build(seed=None)
     shown = Loaded(model, config, ByteTokenizer(), fresh=("a", "b"))._repr_html_()
     assert rows(shown) == rows(config._repr_html_())
-    assert "".join(ET.fromstring(shown)[-1].itertext()) == "ByteTokenizer of 257 tokens; 2 parameters begin anew"
+    assert (
+        "".join(ET.fromstring(shown)[-1].itertext())
+        == "ByteTokenizer of 257 tokens; 2 parameters are newly initialised"
+    )
     assert "<p>no tokenizer</p>" in Loaded(model, config, None)._repr_html_()
 
 

@@ -858,8 +858,8 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def first_difference(was: Any, now: Any, besides: Collection[str] = ()) -> tuple[str, Any, Any] | None:
-    """Returns (path, old value, new value) of the first leaf that differs between two plain trees, ignoring fields with
-    names in `besides`; None if they are equal."""
+    """Returns (path, old value, new value) of the first leaf that differs between two plain trees, where fields named
+    in the last argument are ignored; None if the trees are equal."""
     old, new = (flatten({"": tree}) for tree in (was, now))
     for path in dict.fromkeys((*new, *old)):
         if old.get(path) != new.get(path) and not set(path.split(".")) & set(besides):
@@ -928,7 +928,7 @@ def read_tree(path: str | Path) -> Any:
     except RequestError:
         raise
     except FileNotFoundError:
-        raise RequestError(f"there is no file {path}", code="missing", field=path.name, value=str(path)) from None
+        raise RequestError(f"the file {path} is missing", code="missing", field=path.name, value=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         code: Code = "disk" if isinstance(error, OSError) else "syntax"
         reason = getattr(error, "strerror", None) or error

@@ -548,7 +548,7 @@ def _take(path: Path, mine: dict[str, Any], watch: OwnerWatch, beat: float) -> N
 
 
 def _owner(path: Path) -> dict[str, Any]:
-    """Returns the content of the owner file; {} if there is no file. A file that is being written gives an owner
+    """Returns the content of the owner file; {} if the file is missing. A file that is being written gives an owner
     without a name."""
     try:
         text = path.read_text(encoding="utf-8")

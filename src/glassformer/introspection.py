@@ -128,7 +128,7 @@ def rows_of(model: Model, tokens: Any, least: int = 1) -> Tensor:
     try:
         tokens = torch.as_tensor(tokens)
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise RequestError(f"tokens are no rows of ids: {problem}", code="type", field="tokens") from None
+        raise RequestError(f"tokens must be rows of ids: {problem}", code="type", field="tokens") from None
     whole = eager(model)
     if whole.embedding.reader is not None:
         whole.embedding.places(tokens)
@@ -413,7 +413,7 @@ def _give_way(parts: Iterable[Any]) -> bool:
 
 
 def head_axis(axes: str) -> int | None:
-    """Returns the index of the site's axis of heads; None if it has none of them."""
+    """Returns the index of the first axis of heads in the axes of a site, such as "bnsh"; None without one."""
     return next((i for i, axis in enumerate(axes) if axis in "ng"), None)
 
 

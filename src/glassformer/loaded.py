@@ -79,7 +79,7 @@ class Loaded:
         if self.regrouped:
             told.append(f"{len(self.regrouped):,} parameters have keys and values made of other numbers of heads")
         if self.fresh:
-            told.append(f"{len(self.fresh):,} parameters begin anew")
+            told.append(f"{len(self.fresh):,} parameters are newly initialised")
         return told
 
     @property

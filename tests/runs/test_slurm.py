@@ -119,7 +119,7 @@ def test_whoever_asked_may_go(asked: list[RunRequest], tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("glassformer.runs.slurm.time.sleep", look)
         list(queue.executor().run(asked, tmp_path, events.append))
-    assert events == [StageEvent(words="2 runs go on in the queue; scancel 0 ends them")]
+    assert events == [StageEvent(words="2 runs remain in the queue; scancel 0 ends them")]
     (tmp_path / "jobs.json").write_text(json.dumps({asked[0].place(tmp_path).name: "0_0"}))
     (asked[1].place(tmp_path) / "owner.json").write_text(json.dumps({"host": "elsewhere", "token": "t"}))
     going = queue.executor().run(asked, tmp_path)

@@ -199,8 +199,8 @@ class Index(Printed):
         self.folder = Path(folder)
         if not (self.folder / META).is_file():
             raise RequestError(
-                f"{self.folder} is no index, or one that is not whole yet; glassformer index DATA --out "
-                f"{self.folder} makes one, and goes on where it was broken off",
+                f"{self.folder} is not a complete index; glassformer index DATA --out {self.folder} makes one, or "
+                "resumes an interrupted one",
                 code="missing", field="index", value=str(self.folder), expected=f"a folder with {META}",
             )  # fmt: skip
         self.meta = read_signed(self.folder / META)
@@ -420,7 +420,7 @@ def check_same(out: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
                     for one in (begun.get(field), asked[field]))  # fmt: skip
         if was != now:
             raise RequestError(
-                f"{out} is an index of {words}, or its beginning; name another folder",
+                f"{out} is an index of {words}, or a part of one; name another folder",
                 code="conflict", field=field, value=str(out), expected="an empty folder, or that of this index",
             )  # fmt: skip
 

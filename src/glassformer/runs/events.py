@@ -1,12 +1,4 @@
-"""Events of training: types, each written as one line of JSON.
-
-stage                                   next part of a work of several comparisons, as a sentence
-plan                                    the runs of a scaling law, with their time
-reading                                 progress of one stage, such as reading a text
-begin                                   a comparison: the requested runs
-kept, start, end                        a run: finished before; starts training; has a result
-step, wrote, watched, measuring, error  within a run, from the process that trains it
-"""
+"""Events of training, each written as one line of JSON; the docstrings of their types say when they occur."""
 
 from __future__ import annotations
 

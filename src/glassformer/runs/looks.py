@@ -55,9 +55,9 @@ def look_notes(seen: Sequence[int], planned: Sequence[int]) -> list[str]:
             "they have 5 %."
         ]
     return [
-        f"Seeds were added after a verdict had been seen. For looks at {told} the level is {level}, which keeps 5 % "
+        f"Seeds were added after a verdict had been seen. For looks after {told} the level is {level}, which keeps 5 % "
         f"where every look has it; as the earlier ones had more, the chance of a false verdict at any look is "
-        f"{false_verdicts(looks, levels):.1%}. --looks {','.join(map(str, looks))} from the beginning keeps 5 %."
+        f"{false_verdicts(looks, levels):.1%}. --looks {','.join(map(str, looks))} from the start keeps 5 %."
     ]
 
 

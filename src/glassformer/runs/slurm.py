@@ -183,7 +183,7 @@ class Slurm:
         except (KeyboardInterrupt, GeneratorExit):
             if names := sorted({str(job.name).split("_")[0] for job in jobs.left if job.name is not None}):
                 notify(
-                    StageEvent(words=f"{len(jobs.left)} runs go on in the queue; scancel {' '.join(names)} ends them")
+                    StageEvent(words=f"{len(jobs.left)} runs remain in the queue; scancel {' '.join(names)} ends them")
                 )
             raise
 
