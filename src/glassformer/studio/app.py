@@ -48,26 +48,27 @@ LOGIN = "/api/login"
 
 
 def open_routes() -> frozenset[tuple[str, str]]:
-    """Returns the routes that need no token: files of the page, which hold nothing of a user, and the login."""
+    """Returns (method, path) of the routes that need no token: files of the page, which hold no user data, and
+    login."""
     paths = ["/", HEALTH, *(f"/page/{name}" for name in page_files())]
     return frozenset({(method, path) for method in ("GET", "HEAD") for path in paths} | {("POST", LOGIN)})
 
 
 class Pages:
-    """The routes over the models that the studio was started with."""
+    """Handlers of the studio's routes, with the models, comparisons and pages that they answer from."""
 
     def __init__(self, access: Access, expression: str | None = None, folder: Path = Path("comparisons")) -> None:
         self.access, self.expression, self.folder = access, expression, folder
         self._runs: Any = None
         self.own = () if expression is None else (name_of(expression),)
         self.desk, self.shelf = Desk(), Desk()
-        """Threads that answer questions about configs, and that load models."""
+        """Thread that answers questions about configs, and thread that loads models."""
         self._models: Any = None
         self.kept = PageShelf()
         self._making = threading.Lock()
 
     def models(self) -> Any:
-        """Returns the models with weights; the first call imports what computes."""
+        """Returns the models with weights (`studio.models.Models`); the first call imports torch and makes them."""
         with self._making:
             if self._models is None:
                 from glassformer.studio.models import Models
@@ -76,7 +77,7 @@ class Pages:
             return self._models
 
     def runs(self) -> Any:
-        """Returns the comparisons; the first call imports what reads them."""
+        """Returns the comparisons of the folder (`studio.runs.Runs`); the first call imports and makes them."""
         with self._making:
             if self._runs is None:
                 from glassformer.studio.runs import Runs
@@ -92,11 +93,11 @@ class Pages:
             self._models.close()
 
     async def others(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers the routes of `glassformer serve`."""
+        """Passes a request for a route of `glassformer serve` to its application."""
         await (await run_in_threadpool(self.models)).app(scope, receive, send)
 
     def routes(self) -> list[Route]:
-        """Returns all routes."""
+        """Returns a Starlette route for each path of the studio, those of `RunRoutes` included."""
         return [
             Route("/", self.index),
             Route("/page/{name}", self.file),
@@ -123,11 +124,11 @@ class Pages:
     # Files and the start
 
     async def index(self, request: Request) -> Response:
-        """Returns the page."""
+        """Answers GET / with the page."""
         return self._file(INDEX)
 
     async def file(self, request: Request) -> Response:
-        """Returns a file of the page."""
+        """Answers GET /page/NAME with a file of the page; status 404 for another name."""
         return self._file(request.path_params["name"])
 
     def _file(self, name: str) -> Response:
@@ -137,11 +138,11 @@ class Pages:
         return Response(page_files()[name], media_type=media_type(name), headers=headers)
 
     async def health(self, request: Request) -> Response:
-        """Answers that the studio runs."""
+        """Answers GET on the health route with the status "ok" while the studio runs."""
         return Json({"status": "ok"})
 
     async def login(self, request: Request) -> Response:
-        """Exchanges the token of the address for a cookie that scripts cannot read."""
+        """Answers POST /api/login: exchanges the token of the address for a cookie that scripts cannot read."""
         given = await body_of(request, LoginRequest)
         token = self.access.token or ""
         if not hmac.compare_digest(given.token.encode(), token.encode()):
@@ -150,7 +151,7 @@ class Pages:
         return Json({"status": "ok"}, headers={"set-cookie": cookie})
 
     async def start(self, request: Request) -> Response:
-        """Returns what a page needs first."""
+        """Answers GET /api/start with the version, the model shown at first, and the languages of the page."""
         return Json({"version": __version__, "expression": self.expression, "languages": LANGUAGES})
 
     # Questions about configs
@@ -162,7 +163,7 @@ class Pages:
         return Json(await self.desk.answer(question, request.receive))
 
     async def difference(self, request: Request) -> Response:
-        """Returns how two models differ."""
+        """Answers POST /api/difference with drawings, differing parts and costs of two models."""
         given = await body_of(request, DifferenceRequest)
         first, second = self._named(given.first), self._named(given.second)
 
@@ -174,7 +175,7 @@ class Pages:
         return await self._answer(request, question)
 
     async def compose(self, request: Request) -> Response:
-        """Returns a model's drawing, counts and exports."""
+        """Answers POST /api/compose with a model's drawing, counts and notes."""
         given = await body_of(request, ComposeRequest)
         expression, base = self._named(given.expression), given.base and self._named(given.base)
 
@@ -186,7 +187,7 @@ class Pages:
         return await self._answer(request, question)
 
     async def exports(self, request: Request) -> Response:
-        """Returns the tools that can load a model."""
+        """Answers POST /api/exports with the tools that can load a model."""
         expression = self._named((await body_of(request, ExpressionRequest)).expression)
 
         def question() -> Any:
@@ -197,7 +198,7 @@ class Pages:
         return await self._answer(request, question)
 
     async def choices(self, request: Request) -> Response:
-        """Returns the choices of an axis, tried on a model."""
+        """Answers POST /api/choices with the choices of an axis, each tried on a model."""
         given = await body_of(request, ChoicesRequest)
         expression = self._named(given.expression)
 
@@ -209,7 +210,7 @@ class Pages:
         return await self._answer(request, question)
 
     async def change(self, request: Request) -> Response:
-        """Returns the expression of a model after a change."""
+        """Answers POST /api/change with the expression of a model after a change."""
         given = await body_of(request, ChangeRequest)
         expression = self._named(given.expression)
         self._named(f"{expression}+{given.change}")
@@ -222,7 +223,7 @@ class Pages:
         return await self._answer(request, question)
 
     async def cost(self, request: Request) -> Response:
-        """Returns the plan of a model."""
+        """Answers POST /api/cost with the plan of a model: parameters, memory and time."""
         given = await body_of(request, CostRequest)
         expression = self._named(given.expression)
 
@@ -236,7 +237,7 @@ class Pages:
     # Models with weights
 
     async def list_models(self, request: Request) -> Response:
-        """Lists the models that can be loaded, whether or not they are."""
+        """Answers GET /api/models with the models that can be loaded, and the names of those that are loaded."""
 
         def question() -> Any:
             models = self.models()
@@ -247,7 +248,7 @@ class Pages:
         return Json(await self.shelf.answer(question, request.receive))
 
     async def model(self, request: Request) -> Response:
-        """Loads a model and describes it."""
+        """Answers POST /api/model: loads a model and returns its facts."""
         given = await body_of(request, ModelRequest)
         return Json(await self.shelf.answer(lambda: self.models().about(given.model), request.receive))
 
@@ -255,7 +256,7 @@ class Pages:
         return await self.shelf.answer(lambda: self.models().served(name), request.receive)
 
     async def next(self, request: Request) -> Response:
-        """Returns the distribution of the next token, before and after the sampling settings."""
+        """Answers POST /api/next with the distribution of the next token, before and after the sampling settings."""
         given = await body_of(request, NextRequest)
         served = await self._served(request, given.model)
         models = self.models()
@@ -268,7 +269,7 @@ class Pages:
         return Json(await unless_gone(models.api.computer.call(question), request.receive))
 
     async def look(self, request: Request) -> Response:
-        """Returns what a model does while it reads a text, without some of its components."""
+        """Answers POST /api/look with the inspection of a model that reads a text, without some of its components."""
         given = await body_of(request, LookRequest)
         served = await self._served(request, given.model)
 
@@ -280,7 +281,8 @@ class Pages:
         return Json(await self.shelf.answer(question, request.receive))
 
     async def states(self, request: Request) -> Response:
-        """Returns what a model keeps of a text, and the experts of its tokens."""
+        """Answers POST /api/states with the decode state that a model keeps of a text, and the experts of its
+        tokens."""
         given = await body_of(request, StatesRequest)
         served = await self._served(request, given.model)
 
@@ -292,7 +294,7 @@ class Pages:
         return Json(await self.shelf.answer(question, request.receive))
 
     async def patch(self, request: Request) -> Response:
-        """Returns the predictions after a text in which values of another one are put."""
+        """Answers POST /api/patch with the predictions after a text, with activations of another text put in."""
         given = await body_of(request, PatchRequest)
         served = await self._served(request, given.model)
 
@@ -304,7 +306,8 @@ class Pages:
         return Json(await self.shelf.answer(question, request.receive))
 
     async def learn(self, request: Request) -> Response:
-        """Returns the steps of a forward pass with their numbers; a model without weights is built for it."""
+        """Answers POST /api/learn with the steps of a forward pass and their numbers; builds a model without
+        weights."""
         given = await body_of(request, LearnRequest)
         name = None if given.model is None else given.model.strip()
 
@@ -321,7 +324,7 @@ class Pages:
         return Json(await self.shelf.answer(question, request.receive))
 
     async def kept_page(self, request: Request) -> Response:
-        """Returns a page of the library, for a frame that may run its script and nothing else."""
+        """Answers GET /api/pages/NAME with a page of the library, for a frame that may run only its own script."""
         page = self.kept.get(request.path_params["name"])
         if page is None:
             raise HTTPException(404)

@@ -14,47 +14,47 @@ Whole = Annotated[int | None, Field(ge=1, le=1 << 40)]
 
 
 class LoginRequest(Body):
-    """Token of the address that the command line printed."""
+    """Body of POST /api/login: the token of the address that the command line printed."""
 
     token: Annotated[str, Field(max_length=512)]
 
 
 class DifferenceRequest(Body):
-    """Two models."""
+    """Body of POST /api/difference: expressions of two models."""
 
     first: Expression
     second: Expression
 
 
 class ExpressionRequest(Body):
-    """A model."""
+    """Body of POST /api/exports: the expression of a model."""
 
     expression: Expression
 
 
 class ComposeRequest(Body):
-    """A model, and one that it is compared with."""
+    """Body of POST /api/compose: a model, and one that it is compared with."""
 
     expression: Expression
     base: Expression | None = None
 
 
 class ChoicesRequest(Body):
-    """A model, and the axis whose choices are tried on it."""
+    """Body of POST /api/choices: a model, and the axis whose choices are tried on it."""
 
     expression: Expression
     axis: Annotated[str, Field(max_length=64)]
 
 
 class ChangeRequest(Body):
-    """A model, and a change of it."""
+    """Body of POST /api/change: a model, and a change of it."""
 
     expression: Expression
     change: Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class CostRequest(Body):
-    """A model, and the work that is planned."""
+    """Body of POST /api/cost: a model, and the work that is planned."""
 
     expression: Expression
     train: bool = False
@@ -65,19 +65,19 @@ class CostRequest(Body):
     weights: Literal["float32", "bfloat16", "int8", "int4"] | None = None
 
     def options(self) -> dict[str, Any]:
-        """Returns the keywords of `gf.plan` that are given."""
+        """Returns the given fields as keywords of `gf.plan`."""
         found = self.model_dump(exclude={"expression"}, exclude_none=True)
         return {name: value for name, value in found.items() if value is not False}
 
 
 class ModelRequest(Body):
-    """A model with weights."""
+    """Body of POST /api/model: name of a model with weights."""
 
     model: Expression
 
 
 class NextRequest(Body):
-    """A text, and the settings with which its next token would be drawn."""
+    """Body of POST /api/next: a text, and the sampling settings for its next token."""
 
     model: Expression
     text: Annotated[str, Field(min_length=1, max_length=100_000)]
@@ -87,12 +87,12 @@ class NextRequest(Body):
     min_p: Annotated[float | None, Field(gt=0, le=1)] = None
 
     def settings(self) -> dict[str, Any]:
-        """Returns the fields of `gf.Sampling` that are given."""
+        """Returns the given sampling settings as fields of `gf.Sampling`."""
         return self.model_dump(exclude={"model", "text"}, exclude_none=True)
 
 
 class LookRequest(Body):
-    """A text that a model reads, without some of its components."""
+    """Body of POST /api/look: a text, and the components to remove from the model that reads it."""
 
     model: Expression
     text: Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -100,7 +100,7 @@ class LookRequest(Body):
 
 
 class LearnRequest(Body):
-    """A walk through a forward pass: of the guide's three tokens, of the toy, or of a model."""
+    """Body of POST /api/learn: a walk through a forward pass of the guide's three tokens, of the toy, or of a model."""
 
     chapter: Literal["three", "toy", "model"]
     model: Expression | None = None
@@ -110,7 +110,7 @@ class LearnRequest(Body):
 
 
 class StatesRequest(Body):
-    """A text that a model reads, and the layer whose state is shown."""
+    """Body of POST /api/states: a text that a model reads, and the layer whose state is shown."""
 
     model: Expression
     text: Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -122,7 +122,7 @@ Place = tuple[Annotated[int, Field(ge=0, le=10_000)], Annotated[int, Field(ge=0,
 
 
 class PatchRequest(Body):
-    """Two texts, and the places at which values of the first are put into the second."""
+    """Body of POST /api/patch: two texts, and the places at which values of the first are put into the second."""
 
     model: Expression
     text: Annotated[str, Field(min_length=1, max_length=2000)]
@@ -133,7 +133,7 @@ class PatchRequest(Body):
 
 
 class TrainRequest(Body):
-    """One model or several to train, a text, and the budget of each run."""
+    """Body of a training to plan or start: models, a text, and the budget of each run."""
 
     models: Annotated[list[Expression], Field(min_length=1, max_length=8)]
     data: Annotated[str, Field(max_length=100)]
@@ -142,40 +142,40 @@ class TrainRequest(Body):
     seeds: Annotated[int, Field(ge=1, le=20)] = 1
     allow_unmatched: bool = False
     watch: bool = True
-    """Record statistics of layers and heads."""
+    """True to record statistics of layers and heads."""
 
 
 Comparison = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class RunRequestBody(Body):
-    """A comparison by its name."""
+    """Body of POST /api/runs/stop and /api/runs/resume: name of a comparison."""
 
     name: Comparison
 
 
 class RunsRequest(Body):
-    """Comparisons whose curves are laid over each other."""
+    """Body of POST /api/runs/over: names of comparisons whose curves are drawn in one figure."""
 
     names: Annotated[list[Comparison], Field(min_length=1, max_length=6)]
 
 
 class WhyRequest(Body):
-    """A run of a comparison."""
+    """Body of POST /api/runs/why: a run of a comparison."""
 
     name: Comparison
     run: Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class DynamicsRequest(Body):
-    """A comparison, and a statistic that its runs recorded of their layers."""
+    """Body of POST /api/runs/dynamics: a comparison, and a statistic that its runs recorded by layer."""
 
     name: Comparison
     statistic: Annotated[str, Field(max_length=64)] = ""
 
 
 class TextRequest(Body):
-    """A piece of a text file of `size` bytes, in base64, from the byte `at` on."""
+    """Body of POST /api/texts: a piece, in base64, of a text file of `size` bytes, which starts at byte `at`."""
 
     name: Annotated[str, Field(min_length=1, max_length=255)]
     size: Annotated[int, Field(ge=0, le=1 << 50)]

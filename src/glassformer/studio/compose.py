@@ -1,4 +1,4 @@
-"""A model while it is composed: its drawing with places to click, the choices at each place and what they change."""
+"""Answers about a model that is being composed: its drawing with places to click, and the choices at each place."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ PLACES: dict[str, tuple[str, ...]] = {
     "head": ("head", "reparam"),
     "repeat": ("size",),
 }
-"""Place of a drawing -> axes whose choices it opens."""
+"""Place in a drawing -> axes whose choices a click on it opens."""
 AXES = ("mixer", "position", "visibility", "ffn", "norm", "residual")
-"""Axes of parts that layers have, whose words a model has with whatever value."""
+"""Axes of parts of layers; a word of one is marked as present with any value."""
 AROUND = ("size", "mixer", "position", "visibility", "ffn", "norm", "residual", "head", "model")
-"""Axes that are shown when no place is chosen."""
+"""Axes whose choices are shown while no place is chosen."""
 
 
 def compose(expression: str, base: str | None = None) -> dict[str, Any]:
-    """Returns a model as its page shows it; with a base, places that differ are marked. Raises RequestError."""
+    """Returns drawing, counts, notes and commands of a model; with `base`, the places that differ are marked.
+
+    Raises RequestError for an unknown expression."""
     config = preset(expression)
     sketches = [sketch(config.to_dict())]
     other = None
@@ -64,7 +66,9 @@ def compose(expression: str, base: str | None = None) -> dict[str, Any]:
 
 
 def exports(expression: str) -> dict[str, Any]:
-    """Returns the tools that can load a model, and what blocks the others. Raises RequestError."""
+    """Returns the tools that can load a model, and the parts that block the others, with the commands that show them.
+
+    Raises RequestError for an unknown expression."""
     from glassformer.laboratory.exporting import Exports
 
     return {
@@ -75,7 +79,7 @@ def exports(expression: str) -> dict[str, Any]:
 
 
 def choices(expression: str, axis: str) -> dict[str, Any]:
-    """Returns the choices of an axis, each with what it changes or the reason why it does not fit.
+    """Returns the choices of an axis, each with its effect on a model's costs or the reason why it does not fit.
 
     Raises RequestError for an unknown axis or expression."""
     config = preset(expression)
@@ -114,8 +118,8 @@ def _sized(expression: str, config: ModelConfig, name: str) -> dict[str, Any]:
 
 
 def _chosen(expression: str, config: ModelConfig, change: str) -> dict[str, Any]:
-    """Returns the costs of a model after a change against those before, and the changes that had to go; or the reason
-    why it does not fit."""
+    """Returns the costs of a model after a change against those before, and the changes `dropped` because they do not
+    fit with it; or, as `refused`, the reason why the change does not fit."""
     try:
         with trial():
             changes, after = _fitting(expression, change)
@@ -139,14 +143,14 @@ def _state(config: ModelConfig, context: int) -> int:
 
 
 def _change(before: float, after: float, words: Any) -> dict[str, Any]:
-    """Returns the new value in words, its change in per cent, and if it grows."""
+    """Returns `after` (the new value as text), `share` (its change in per cent, "" without), and `grows`."""
     share = f"{(after - before) / before:+.1%}".replace("-", "−") if before and after != before else ""
     return {"after": words(after), "share": share, "grows": after > before}
 
 
 def with_change(expression: str, change: str) -> str:
-    """Returns the shortest expression of a model after a change: changes without effect are left out, one of the same
-    name is replaced, and one that does not fit with it goes. Raises RequestError if it does not fit with the model.
+    """Returns the shortest expression of a model after a change: a change of the same name is replaced, one that does
+    not fit with it is dropped, and those without effect are left out. Raises RequestError if it does not fit the model.
 
     >>> with_change("llama@10m+gqa:2+rope", "gqa:3")
     'llama@10m+gqa:3'
@@ -165,8 +169,8 @@ def with_change(expression: str, change: str) -> str:
 
 
 def _fitting(expression: str, change: str) -> tuple[list[str], ModelConfig]:
-    """Returns the changes of an expression with one more, and the model: one of the same name goes, and one that does
-    not fit with the new one. Raises RequestError if the new one does not fit with the model."""
+    """Returns the changes of an expression after `change` was added, and the config: a change of the same name, or one
+    that does not fit with it, is dropped. Raises RequestError if `change` does not fit the model."""
     kept = [one for one in parse(expression)[2] if _word(one) != _word(change)]
     tried = [[*kept, change], *([*(other for other in kept if other is not one), change] for one in kept), [change]]
     refused: RequestError | None = None
@@ -180,7 +184,7 @@ def _fitting(expression: str, change: str) -> tuple[list[str], ModelConfig]:
 
 
 def _named(expression: str) -> str:
-    """Returns the name and the size of an expression."""
+    """Returns an expression without its changes: NAME or NAME@SIZE."""
     name, own_size, _ = parse(expression)
     return f"{name}@{own_size}" if own_size else name
 
@@ -191,7 +195,9 @@ def _word(change: str) -> str:
 
 
 def cost(expression: str, **options: Any) -> dict[str, Any]:
-    """Returns the printed plan of a model, its command and its line of Python. Raises RequestError."""
+    """Returns the printed plan of a model as blocks, with its command and its line of Python.
+
+    Raises RequestError for options that cannot be planned."""
     planned = plan([expression], **options)
     given = {name: value for name, value in options.items() if value not in (None, False)}
     flags = " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())

@@ -13,17 +13,18 @@ from glassformer.serving.streams import unless_gone
 
 
 class Desk:
-    """A queue of questions in front of one thread."""
+    """Thread that answers questions, which are functions, one at a time, with a queue before it."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="desk")
 
     def prepare(self, question: Callable[[], object]) -> None:
-        """Asks a question whose answer is kept by the function itself, and waits for nothing."""
+        """Adds a question whose answer the function caches, and does not wait for it."""
         self._thread.submit(question)
 
     async def answer(self, question: Callable[[], Any], receive: Receive) -> Any:
-        """Returns the answer to a question; it leaves the queue if the client goes. Raises Gone."""
+        """Returns the answer to a question; if the client closes its connection first, drops the question and raises
+        Gone."""
 
         async def asked() -> Any:
             return await asyncio.get_running_loop().run_in_executor(self._thread, question)
@@ -31,5 +32,5 @@ class Desk:
         return await unless_gone(asked(), receive)
 
     def close(self) -> None:
-        """Drops the questions that wait."""
+        """Ends the thread and drops the questions that wait."""
         self._thread.shutdown(wait=False, cancel_futures=True)

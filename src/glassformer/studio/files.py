@@ -17,7 +17,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Nothing is fetched from another address, and no code runs that is not a file of the page."""
+"""Content security policy of the page: no other address is fetched, and only files of the page run as code."""
 
 
 @cache

@@ -22,7 +22,7 @@ from glassformer.studio.blocks import blocks
 
 HEADS = {"mha", "gqa", "mqa"}
 AXES = ("mixer", "position", "visibility", "ffn", "norm", "residual")
-"""Axes of the filters, in their order on a card."""
+"""Axes of the filters of models, in their order on a card."""
 
 
 @cache

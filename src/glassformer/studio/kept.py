@@ -7,18 +7,18 @@ import threading
 from collections import OrderedDict
 
 KEPT = 8
-"""Number of pages."""
+"""Largest number of pages that are kept."""
 
 
 class PageShelf:
-    """Pages made by the library, by a name that cannot be guessed; the oldest go first."""
+    """Store of pages made by the library, under names that cannot be guessed; the oldest page is dropped first."""
 
     def __init__(self) -> None:
         self._pages: OrderedDict[str, str] = OrderedDict()
         self._changing = threading.Lock()
 
     def put(self, page: str) -> str:
-        """Keeps a page and returns its name."""
+        """Stores a page; returns its name."""
         name = secrets.token_urlsafe(12)
         with self._changing:
             self._pages[name] = page
@@ -27,5 +27,5 @@ class PageShelf:
         return name
 
     def get(self, name: str) -> str | None:
-        """Returns a page; None if it is gone."""
+        """Returns the page of a name; None if it was dropped or never stored."""
         return self._pages.get(name)

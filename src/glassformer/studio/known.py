@@ -9,7 +9,7 @@ from glassformer.names.grammar import CHANGES
 from glassformer.names.known import FAMILIES, PACKAGED, PRESETS
 
 LONGEST = 2000
-"""Characters of an expression in a request."""
+"""Largest number of characters of an expression in a request."""
 
 
 def name_of(expression: str) -> str:

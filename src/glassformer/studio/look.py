@@ -1,4 +1,4 @@
-"""A model while it reads a text: its page of the lens, and what it predicts without some of its components."""
+"""Inspection of a model that reads a text: its page, and its predictions with and without some components."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from glassformer.serving.computing import Served
 from glassformer.studio.kept import KEPT, PageShelf
 
 PREDICTED = 8
-"""Next tokens that are listed."""
+"""Number of predicted tokens that are listed."""
 MOST = 512
-"""Tokens of a text."""
+"""Largest number of tokens of a text."""
 
 
 @lru_cache(maxsize=KEPT)
 def inspected(served: Served, text: str, ablate: tuple[str, ...]) -> Inspection:
-    """Returns an inspection, as the command gives it. Raises RequestError."""
+    """Returns the inspection of a model on a text, without the components `ablate`, as the command line gives it.
+
+    Raises RequestError for a text that the model cannot read, and for a component that it lacks."""
     loaded = served.loaded
     if loaded.tokenizer is None:
         raise RequestError(f"{served.name} has no tokenizer", code="missing", field="model", value=served.name)
@@ -41,14 +43,15 @@ def inspected(served: Served, text: str, ablate: tuple[str, ...]) -> Inspection:
 
 
 def command(name: str, text: str, ablate: tuple[str, ...]) -> str:
-    """Returns the command that gives an inspection."""
+    """Returns the command line that gives the inspection of a model on a text."""
     flags = "".join(f" --ablate {one}" for one in ablate)
     return f"glassformer inspect {shlex.quote(name)} --text {shlex.quote(text)}{flags}"
 
 
 def look(served: Served, text: str, ablate: tuple[str, ...], kept: PageShelf) -> dict[str, Any]:
-    """Returns the page of an inspection, the heads that can be removed, and the losses and predictions with and without
-    the components. Raises RequestError for a text that the model cannot read and a component that it lacks."""
+    """Returns the name of an inspection's page in `kept`, the components that can be removed, and losses and
+    predictions with and without those of `ablate`. Raises RequestError for a text that the model cannot read and a
+    component that it lacks."""
     whole = inspected(served, text, ())
     seen = inspected(served, text, ablate) if ablate else whole
     python = f", ablate={list(ablate)}" if ablate else ""
@@ -64,8 +67,8 @@ def look(served: Served, text: str, ablate: tuple[str, ...], kept: PageShelf) ->
 
 
 def _layers(served: Served, seen: Inspection) -> list[dict[str, Any]]:
-    """Returns the components of each layer that an edit can remove, each head with what its attention does on this
-    text."""
+    """Returns the components of each layer that an edit can remove; for each head, the kind and the entropy of its
+    attention on this text."""
     kinds = {(head.layer, head.head): kind for kind, some in seen.notable().items() for head in some}
     found = []
     for layer, block in enumerate(served.loaded.config.layers()):
@@ -79,7 +82,8 @@ def _layers(served: Served, seen: Inspection) -> list[dict[str, Any]]:
 
 
 def _what(head: HeadMap, kinds: Mapping[tuple[int, int], str]) -> str:
-    """Returns the kind of a head as its page names it, in one word; an empty text for one that is not notable."""
+    """Returns the target of a head's attention in one word: first, before, itself or other; "" without a clear
+    target."""
     if head.rests:
         return "first"
     if head.watches:

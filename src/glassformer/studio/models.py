@@ -26,11 +26,11 @@ from glassformer.serving.computing import Computer, Served
 from glassformer.serving.server import chats
 
 PIECE = 128
-"""Tokens of a text that are read at once for the next token's distribution."""
+"""Number of tokens of a text that are read at once for the distribution of the next token."""
 SHOWN = 16
-"""Tokens of a distribution that a page shows."""
+"""Number of tokens of a distribution that a page shows."""
 SLOTS, CONTEXT = 4, 2048
-"""Texts of a model that are computed at once, and tokens of each."""
+"""Largest numbers of texts of a model that are computed at once, and of tokens of each."""
 BYTES = 4
 """Bytes of a weight in memory."""
 
@@ -41,13 +41,13 @@ def installed() -> list[str]:
 
 
 def none_trained() -> dict[str, Path]:
-    """Returns no runs."""
+    """Returns {}: a folder without finished runs."""
     return {}
 
 
 class Models:
-    """The models that a page may name: those that are installed, the one that the studio was started with, and the
-    finished runs of its folder, which `trained` lists by the path that commands take."""
+    """Models with weights that a page may name: installed ones, the one that the studio was started with, and finished
+    runs of its folder, which `trained()` returns as path -> folder. A model is loaded when it is first used."""
 
     def __init__(self, own: str | None, trained: Callable[[], dict[str, Path]] = none_trained) -> None:
         self.names = list(dict.fromkeys([*([own] if own else []), *installed()]))
@@ -58,9 +58,8 @@ class Models:
         self._loading = threading.Lock()
 
     def served(self, name: str) -> Served:
-        """Returns a model, loaded when it is first asked for, and again if its run has been trained on. Raises
-        RequestError for one without weights or too large for the memory, and for any other name: a page names no
-        file."""
+        """Returns a model; loads it at the first call, and again after its run was continued. Raises RequestError for a
+        model too large for the memory, and for a name that is not listed, because a page may not open other files."""
         with self._loading:
             written = self._written_at(name)
             if name not in self.api.models or self._written.get(name, written) != written:
@@ -71,7 +70,8 @@ class Models:
             return self.api.models[name]
 
     def _written_at(self, name: str) -> float:
-        """Returns the time at which a run was written; 0 for other models. Raises RequestError for an unknown name."""
+        """Returns the time of a run's latest checkpoint; 0 for a model that is not a run. Raises RequestError for an
+        unknown name."""
         if name in self.names:
             return 0.0
         with suppress(OSError):
@@ -83,18 +83,19 @@ class Models:
         )  # fmt: skip
 
     def listed(self) -> list[dict[str, str]]:
-        """Returns name, kind and label of each model; the kind is own, or run for a finished one of the folder."""
+        """Returns name, kind and label of each model; the kind is "run" for a finished run of the folder, else
+        "own"."""
         kinds = dict.fromkeys(self.names, "own")
         kinds |= {name: "run" for name in self.trained() if name not in kinds}
         return [{"name": name, "kind": kind, "label": self._label(name)} for name, kind in kinds.items()]
 
     def _label(self, name: str) -> str:
-        """Returns the name that a page shows: of a run, its comparison and its folder there."""
+        """Returns the name that a page shows for a model: for a run, COMPARISON: RUN."""
         parts = Path(name).parts
         return name if name in self.names or len(parts) < 4 else f"{parts[-4]}: {parts[-2]}"
 
     def about(self, name: str) -> dict[str, Any]:
-        """Returns what a page must know of a model, which is loaded for it."""
+        """Loads a model; returns its name, label, context and parameters, and if it chats and generates."""
         served = self.served(name)
         return {
             "name": name, "label": self._label(name), "chats": chats(served), "generates": served.session is not None,
@@ -102,7 +103,7 @@ class Models:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Ends the thread that computes."""
+        """Stops the thread that computes for the models."""
         self.api.computer.stop()
 
 
@@ -134,9 +135,11 @@ def read_next(served: Served, text: str) -> tuple[list[int], torch.Tensor]:
 
 
 def distribution(api: Api, served: Served, text: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the most likely next tokens with their probabilities, of the model and after the sampling settings.
+    """Returns the most likely next tokens with their probabilities, by the model and after the sampling settings
+    `given`.
 
-    At temperature 0 the most likely token is certain. Raises RequestError."""
+    At temperature 0 the most likely token has probability 1. Raises RequestError for wrong settings, and for a text
+    that cannot be read."""
     sampling = Sampling(**given)
     ids, logits = read_next(served, text)
     model = logits.float().softmax(-1)[0]

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class RunRoutes:
-    """The routes over the trainings of a folder; `runs` makes them, and imports what reads them, at its first call."""
+    """Handlers of the routes about trainings in a folder; `runs()` returns them, and is slow at its first call."""
 
     def __init__(self, runs: Callable[[], Runs], desk: Desk) -> None:
         self.runs, self.desk = runs, desk
 
     def routes(self) -> list[Route]:
-        """Returns all routes."""
+        """Returns a Starlette route for each path about trainings and texts."""
         return [
             Route("/api/runs", self.listed),
             Route("/api/runs/plan", self.plan, methods=["POST"]),
@@ -54,21 +54,21 @@ class RunRoutes:
         return Json(await self.desk.answer(lambda: question(self.runs()), request.receive))
 
     async def listed(self, request: Request) -> Response:
-        """Lists the trainings and the texts."""
+        """Answers GET /api/runs with the trainings and the texts to train on."""
         return await self._answer(request, lambda runs: runs.listed())
 
     async def plan(self, request: Request) -> Response:
-        """Checks a training and tells its time."""
+        """Answers POST /api/runs/plan: checks a training, and returns its runs, time and notes."""
         given = await body_of(request, TrainRequest)
         return await self._answer(request, lambda runs: runs.plan(given))
 
     async def start(self, request: Request) -> Response:
-        """Starts a training in a separate process."""
+        """Answers POST /api/runs/start: starts a training in a separate process."""
         given = await body_of(request, TrainRequest)
         return await self._answer(request, lambda runs: runs.start(given))
 
     async def stop(self, request: Request) -> Response:
-        """Asks a training to save its run and end."""
+        """Answers POST /api/runs/stop: asks a training to save its run and end."""
         name = (await body_of(request, RunRequestBody)).name
 
         def question(runs: Runs) -> Any:
@@ -78,7 +78,7 @@ class RunRoutes:
         return await self._answer(request, question)
 
     async def resume(self, request: Request) -> Response:
-        """Continues a training in a separate process."""
+        """Answers POST /api/runs/resume: continues a training in a separate process."""
         name = (await body_of(request, RunRequestBody)).name
 
         def question(runs: Runs) -> Any:
@@ -88,22 +88,23 @@ class RunRoutes:
         return await self._answer(request, question)
 
     async def over(self, request: Request) -> Response:
-        """Returns the curves of several trainings in one figure."""
+        """Answers POST /api/runs/over with the curves of several trainings in one figure."""
         given = await body_of(request, RunsRequest)
         return await self._answer(request, lambda runs: runs.over(given.names))
 
     async def why(self, request: Request) -> Response:
-        """Returns the diagnosis of a run."""
+        """Answers POST /api/runs/why with the diagnosis of a run."""
         given = await body_of(request, WhyRequest)
         return await self._answer(request, lambda runs: runs.why(given.name, given.run))
 
     async def dynamics(self, request: Request) -> Response:
-        """Returns the statistics that the layers of a training have recorded."""
+        """Answers POST /api/runs/dynamics with curves and maps of the statistics that a training has recorded so
+        far."""
         given = await body_of(request, DynamicsRequest)
         return await self._answer(request, lambda runs: runs.dynamics(given.name, given.statistic))
 
     async def events(self, request: Request) -> Response:
-        """Sends the view of a training while it is computed."""
+        """Answers GET /api/runs/NAME/events with a stream of the views of a training."""
         name = request.path_params["name"]
         runs = await run_in_threadpool(self.runs)
         await run_in_threadpool(runs.known, name)
@@ -112,7 +113,8 @@ class RunRoutes:
         return RunEvents(runs.events(name, request.headers.get("last-event-id")))
 
     async def report(self, request: Request) -> Response:
-        """Returns the report of a training, for a frame."""
+        """Answers GET /api/runs/NAME/report with the report of a training, for a frame; status 404 before it is
+        written."""
         runs = await run_in_threadpool(self.runs)
         page = await run_in_threadpool(runs.page, request.path_params["name"])
         if page is None:
@@ -120,6 +122,6 @@ class RunRoutes:
         return framed(page)
 
     async def text(self, request: Request) -> Response:
-        """Keeps a piece of a text that was dropped onto the page."""
+        """Answers POST /api/texts: writes a piece of a text that was dropped onto the page."""
         given = await body_of(request, TextRequest)
         return await self._answer(request, lambda runs: runs.texts.take(given))

@@ -1,4 +1,4 @@
-"""Trainings that the studio starts and shows: separate processes, whose files are all that is read."""
+"""Trainings that the studio starts as separate processes, and shows by reading only their files."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ from glassformer.training.recipe import WATCH
 from glassformer.units import plural
 
 BEAT = 0.5
-"""Seconds between two messages of a stream; one without news is a comment."""
+"""Seconds between two messages of a stream; a message without news is a comment."""
 FRESH = 1.0
-"""Seconds for which a view is sent to all pages that ask for it."""
+"""Seconds for which a view is reused for all pages."""
 MOST_VIEWS = 16
-"""Comparisons whose views are kept."""
+"""Largest number of comparisons whose views are kept."""
 MOST_WEIGHTS = 40
-"""Finished runs that can be opened in the other pages."""
+"""Number of finished runs after which no further comparison is searched for them."""
 TEXTS = "texts"
-"""Folder of the texts that were dropped onto the page, in that of the comparisons."""
+"""Name of the folder, inside that of the comparisons, of texts that were dropped onto the page."""
 
 
 class TrainTool(CompareTool):
-    """The tool of the agents, for one model too."""
+    """Arguments of the agents' tool `compare`, but a single model is allowed."""
 
     models: Annotated[list[Expression], Field(min_length=1, max_length=8)]
 
 
 @dataclass
 class View:
-    """The latest message of a stream."""
+    """Latest view of a comparison, encoded as a message; `at` is the time at which it was checked."""
 
     id: str
     data: str
@@ -70,7 +70,7 @@ class View:
 
 
 class Runs:
-    """Comparisons in a folder; another studio over the same folder sees the same ones."""
+    """Comparisons in a folder, with their views; another studio with the same folder sees the same comparisons."""
 
     def __init__(self, folder: Path) -> None:
         self.comparisons = Comparisons(folder, detached=True)
@@ -80,7 +80,8 @@ class Runs:
         self._turns: dict[str, asyncio.Lock] = {}
 
     def listed(self) -> dict[str, Any]:
-        """Returns the comparisons, the latest first, and the texts: those of the folder, then the library's."""
+        """Returns a dict: `folder`, `runs` (comparisons, the latest first), `own` (names of texts in the folder),
+        `texts` (the library's)."""
         runs = [
             {**row, "data": self._text_of(row["name"]), "created": row.get("created") or self._asked_at(row["name"])}
             for row in self.comparisons.listed()
@@ -100,8 +101,8 @@ class Runs:
         return ""
 
     def design(self, given: TrainRequest) -> Design:
-        """Returns a training as the library checks it. Raises RequestError for one that is unfair, for a text that is a
-        file of another folder, and for a model that does not fit into memory."""
+        """Returns the checked design of a training. Raises RequestError for an unfair design, for a text that is
+        neither the library's nor in the folder of texts, and for a model that does not fit into memory."""
         data = self.texts.path(given.data)
         if data is None:
             check_text_name(given.data)
@@ -113,7 +114,8 @@ class Runs:
         return design
 
     def plan(self, given: TrainRequest) -> dict[str, Any]:
-        """Returns sentences about a training before it starts: its runs, their time and notes. Raises RequestError."""
+        """Returns runs and time of a training in words, the sizes of its models, and notes. Raises RequestError as
+        `design` does."""
         design = self.design(given)
         runs = f"{plural(len(design.arms), 'model')} x {plural(design.seeds, 'seed')}"
         if design.minutes is not None:
@@ -125,7 +127,7 @@ class Runs:
         return {"words": words, "sizes": sizes, "notes": design.notes}
 
     def _time_of(self, design: Design) -> str:
-        """Returns a clause with the time at the speed of the latest comparison in the folder."""
+        """Returns a clause with the time that a design takes at the speed of the latest comparison in the folder."""
         for name in self.comparisons.names():
             with suppress(RequestError):
                 found = self.comparisons.results_of(name)
@@ -138,17 +140,18 @@ class Runs:
         return "no comparison in this folder says yet how fast this machine is"
 
     def start(self, given: TrainRequest) -> dict[str, Any]:
-        """Starts a training. Raises RequestError as `design` does, and while another one is computed."""
+        """Starts a training; returns as `Comparisons.start`. Raises RequestError as `design` does, and while another
+        training is computed."""
         return self.comparisons.start(self.design(given), None)
 
     def known(self, name: str) -> str:
-        """Returns a name that is listed. Raises RequestError for any other."""
+        """Returns `name` if it is a comparison of the folder. Raises RequestError otherwise."""
         if name not in self.comparisons.names():
             raise RequestError(f"no comparison is named {shown(name)}", code="unknown", field="name", value=shown(name))
         return name
 
     def tracks(self, name: str) -> Tracks:
-        """Returns the runs of a comparison."""
+        """Returns the runs of a comparison, read from their files. Raises RequestError for an unknown name."""
         while len(self._tracks) > MOST_VIEWS:
             self._tracks.pop(next(iter(self._tracks)), None)
         return self._tracks.setdefault(name, Tracks(self.comparisons.place(self.known(name))))
@@ -157,7 +160,7 @@ class Runs:
         """Returns the state of a comparison, its curves and events so far, and once all its runs have ended its
         verdicts.
 
-        Raises RequestError."""
+        Raises RequestError for an unknown name and for damaged files."""
         found = self.comparisons.outcome(self.known(name))
         tracks = self.tracks(name)
         series = tracks.series()
@@ -176,7 +179,8 @@ class Runs:
         }  # fmt: skip
 
     def over(self, names: list[str]) -> dict[str, Any]:
-        """Returns the curves of several comparisons in one figure, with a letter for each. Raises RequestError."""
+        """Returns the curves of several comparisons in one figure, with a letter for each, and notes on what cannot be
+        compared. Raises RequestError for an unknown name."""
         series: list[Series] = []
         rows = []
         for letter, name in zip("ABCDEF", dict.fromkeys(names), strict=False):
@@ -204,7 +208,7 @@ class Runs:
                 "python": [f"gf.why({str(folder)!r})"]}  # fmt: skip
 
     def dynamics(self, name: str, statistic: str) -> dict[str, Any]:
-        """Returns what the layers of the runs have recorded so far: curves, and maps of one statistic."""
+        """Returns curves, and maps of one statistic by layer and step, that the runs have recorded so far."""
         results = None
         with suppress(RequestError):
             results = self.comparisons.results_of(name)
@@ -218,8 +222,7 @@ class Runs:
         }  # fmt: skip
 
     def weights(self) -> dict[str, Path]:
-        """Returns the folders of finished runs by the path that commands take, those of the latest comparisons
-        first."""
+        """Returns path (as text) -> folder of finished runs, those of the latest comparisons first."""
         found: dict[str, Path] = {}
         for name in self.comparisons.names():
             found |= {str(one.folder): one.folder for one in Tracks(self.comparisons.place(name)) if one.finished}
@@ -228,13 +231,13 @@ class Runs:
         return found
 
     def page(self, name: str) -> str | None:
-        """Returns the page of a comparison; None before it is written."""
+        """Returns the report.html of a comparison; None before it is written."""
         with suppress(OSError):
             return (self.comparisons.place(self.known(name)) / "report.html").read_text(encoding="utf-8")
         return None
 
     def signature(self, name: str) -> str:
-        """Returns a text that changes when a file of a comparison does."""
+        """Returns a hash of the sizes and times of a comparison's files, which changes when one of them does."""
         place = self.comparisons.place(self.known(name))
         sizes = []
         for pattern in ("runs/*/run/metrics.jsonl", "runs/*/run/dynamics.jsonl", "runs/*/result.json", "*"):
@@ -246,7 +249,8 @@ class Runs:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     async def latest(self, name: str) -> View:
-        """Returns the view of a comparison as a message, made once for all pages that show it. Raises RequestError."""
+        """Returns the current view of a comparison as a message, made once for all pages. Raises RequestError as
+        `view`."""
         async with self._turns.setdefault(name, asyncio.Lock()):
             kept = self._views.get(name)
             if kept is not None and time.monotonic() < kept.at + FRESH:
@@ -262,8 +266,9 @@ class Runs:
             return kept
 
     async def events(self, name: str, seen: str | None) -> AsyncIterator[bytes]:
-        """Yields the view of a comparison whenever its files change, up to its end, and a comment in between. `seen` is
-        the id of the last event that a page has. A comparison that vanishes ends with a sentence."""
+        """Yields the view of a comparison whenever its files change, until it ends, as server-sent events; comments in
+        between. `seen` is the id of the last event that the page has, None without one. If the comparison vanishes, the
+        last event is an error."""
         while True:
             try:
                 now = await self.latest(name)
@@ -315,12 +320,12 @@ def _watch(design: dict[str, Any]) -> dict[str, Any]:
 
 
 class RunEvents(EventStream):
-    """Events that end in silence when the page is closed."""
+    """Event stream that ends without an error when the page is closed."""
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
         super().__init__(events, {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events."""
+        """Sends the events until they end or the page is closed."""
         with suppress(Gone):
             await super().__call__(scope, receive, send)

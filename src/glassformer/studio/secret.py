@@ -1,4 +1,4 @@
-"""The token of a studio, kept for the next start over the same folder, so that an open page continues."""
+"""Token of a studio, kept for the next start with the same folder, so that an open page continues."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from glassformer.errors import RequestError, WorkError
 from glassformer.files import atomic_file, cache_folder
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]{32}")
-"""A token: 24 random bytes in the characters of addresses."""
+"""Pattern of a token: 24 random bytes in the characters of addresses."""
 
 
 def token_file(folder: Path) -> Path:
-    """Returns the file of the token of a folder. It is in the cache, because a folder of trainings may be shared."""
+    """Returns the path of the file with a folder's token, in the cache, because a folder of trainings may be shared."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
     return cache_folder() / "studio" / name
 

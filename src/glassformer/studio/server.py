@@ -21,7 +21,7 @@ PORT = 8600
 
 @dataclass(frozen=True)
 class Studio(Printed):
-    """Address of the pages; it prints as the command line shows it.
+    """Address of the studio's pages; `print` shows it.
 
     Examples
     --------
@@ -31,9 +31,9 @@ class Studio(Printed):
 
     raw = True
     address: str
-    """Address of the pages. With a token after #, which the browser keeps to itself, until the page has its cookie."""
+    """URL of the pages, with a token after #, which a browser does not send; the page exchanges it for a cookie."""
     expression: str | None
-    """Model that is open at first."""
+    """Model shown at first; None for none."""
 
     def lines(self) -> Iterator[str]:
         """Yields the address.
@@ -81,7 +81,7 @@ def start(
     Parameters
     ----------
     expression : str, optional
-        Model that is open at first. A file is opened only if it is named here.
+        Model shown at first. Files are opened only if they are named here.
     port : int
         Port of 127.0.0.1; 0 takes a free one.
     folder : str or Path

@@ -1,4 +1,4 @@
-"""Rows of a file that grows, each line read once."""
+"""Reader of a file that grows, which reads each line once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 
 Row = TypeVar("Row")
 MOST_ROWS = 20_000
-"""Rows that are kept; of a longer file every second one, then every fourth."""
+"""Largest number of rows that are kept; of a longer file every second row is, then every fourth."""
 LINE = 1 << 22
-"""Bytes of a line; a longer one is left out."""
+"""Largest number of bytes of a line; a longer line is left out."""
 
 
 class Tail(Generic[Row]):

@@ -16,25 +16,25 @@ from glassformer.studio.bodies import TextRequest
 from glassformer.text.files import open_file
 
 LARGEST = 64 << 20
-"""Bytes of a text."""
+"""Largest number of bytes of a text."""
 PIECE = 4 << 20
-"""Bytes of a text that one request brings."""
+"""Largest number of bytes of a text in one request."""
 MOST = 100
-"""Number of texts."""
+"""Largest number of texts."""
 NOTHING_KEPT = "nothing of this text is kept"
 NAME = re.compile(r"[^\W_][\w.@ -]{0,79}\.txt")
-"""Names of texts: no path can be made of one, and every one ends in .txt, so that it is read as text."""
+"""Pattern of the name of a text, which cannot be a path and ends in .txt."""
 
 
 class Texts:
-    """Texts of a folder. One is brought in pieces, and appears when it is whole and the library has read it."""
+    """Folder of texts. A text arrives in pieces, and is listed once it is complete and the library can read it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._writing = threading.Lock()
 
     def names(self) -> list[str]:
-        """Returns the names, the latest first."""
+        """Returns the names of the complete texts, the latest first."""
         found: list[tuple[float, str]] = []
         with suppress(OSError):
             found += [

@@ -1,4 +1,4 @@
-"""The runs of a comparison as their files tell them: curves, events, folders; each line of a file is read once."""
+"""Runs of a comparison, read from their files: curves, events, folders. Each line of a file is read once."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from glassformer.studio.tail import Tail
 from glassformer.training.progress import metrics_row
 
 POINTS = 400
-"""Points of a curve that are drawn."""
+"""Approximate largest number of points of a curve that are drawn."""
 EVENTS = 12
-"""Events of a run that are named; the others are counted."""
+"""Largest number of events of a run that are named; the others are counted."""
 NARROW = (380, 300)
 AXES = Axis("Training tokens seen", unit="tokens"), "Loss, nats per token"
 
 
 class Taken(NamedTuple):
-    """A step as a curve needs it."""
+    """Step of a run: its number, tokens so far, and loss."""
 
     step: int
     tokens: float
@@ -38,12 +38,12 @@ class Taken(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A spike, or another event that a run recorded."""
+    """Event that a run recorded, such as a spike."""
 
     step: int
     words: str
     loss: float | None
-    """Loss of a spike of the loss."""
+    """Loss at a spike of the loss; None for other events."""
 
 
 def _taken(line: bytes) -> Taken | None:
@@ -63,7 +63,7 @@ def _event(line: bytes) -> Event | None:
 
 @dataclass
 class Track:
-    """One run: `name` is that of its folder among the runs of the comparison."""
+    """Run of a comparison, with readers of its steps and events; `name` is the name of its folder."""
 
     name: str
     model: str
@@ -73,12 +73,12 @@ class Track:
     events: Tail[Event]
 
     def points(self) -> list[tuple[float, float]]:
-        """Returns tokens and loss of the steps, at most about `POINTS`."""
+        """Returns (tokens, loss) of the steps, thinned to about `POINTS`."""
         rows = self.steps.rows()
         return [(row.tokens, row.loss) for row in rows[:: 1 + len(rows) // POINTS]]
 
     def marks(self) -> list[tuple[float, float]]:
-        """Returns tokens and loss of the steps with an event."""
+        """Returns (tokens, loss) of the steps with an event, thinned to about `POINTS`."""
         rows = self.steps.rows()
         found = []
         for event in self.events.rows():
@@ -105,7 +105,7 @@ class Track:
 
 
 class Tracks:
-    """The runs of a comparison in a folder."""
+    """Runs of the comparison in a folder; iteration also finds new ones."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -127,15 +127,15 @@ class Tracks:
                 yield self._known[name]
 
     def named(self, name: str) -> Track:
-        """Returns a run. Raises RequestError for any other name."""
+        """Returns the run with this name. Raises RequestError for an unknown name."""
         for one in self:
             if one.name == name:
                 return one
         raise RequestError("the comparison has no such run", code="unknown", field="run", value=name)
 
     def series(self, first: int = 0, label: str = "{}", seeds: bool = True) -> list[Series]:
-        """Returns a curve for each model, with a mark at each event: the longest of its seeds thick, all of them thin
-        with `seeds`."""
+        """Returns a series for each model: the longest curve of its seeds thick, with `seeds` all of them thin, and a
+        mark at each event. `first` is the style of the first series, `label` a format of the model's name."""
         models: dict[str, list[Track]] = {}
         for one in self:
             models.setdefault(one.model, []).append(one)
@@ -148,7 +148,8 @@ class Tracks:
         return found
 
     def watched(self, found: Results | None) -> list[RunResult]:
-        """Returns the runs with the statistics that they have recorded so far; finished ones are those of `found`."""
+        """Returns a result for each run: that in `found` for a finished run, else one with the statistics recorded so
+        far."""
         ended = {} if found is None else {run.key: run for run in found.runs}
         return [ended.get((one.model, one.seed)) or _so_far(one) for one in self]
 
@@ -161,7 +162,7 @@ def _so_far(one: Track) -> RunResult:
 
 
 def charts(series: Sequence[Series], title: str) -> dict[str, str]:
-    """Returns the figure of some curves for wide and for narrow screens; single spikes leave the axis, with a mark."""
+    """Returns the charts `figure` (wide screens) and `narrow` of loss curves; spikes beyond the axis have a mark."""
     lines = [list(line) for one in series for line in (one.points, *one.thin)]
     x, label = AXES
     y = Axis(label, high=top([[(float(a), float(b)) for a, b in line] for line in lines]))
