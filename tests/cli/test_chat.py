@@ -57,7 +57,7 @@ def answer(folder: str, messages: list[dict[str, str]], new: int = 10) -> str:
     return BYTES.decode(tokens[0, start:].tolist())
 
 
-def test_each_answer_is_what_the_whole_conversation_gives(talker: str):
+def test_answer_equals_generation_from_the_whole_conversation(talker: str):
     talk, messages = conversation(talker, system="Be brief."), [{"role": "system", "content": "Be brief."}]
     for text in ("Hi!", "What is a cat?", "日本"):
         messages.append({"role": "user", "content": text})
@@ -77,7 +77,7 @@ def test_one_turn_is_a_function(talker: str):
         gf.chat(gf.load(talker), messages, quantize="int8")
 
 
-def test_a_turn_reads_only_what_is_new(talker: str, monkeypatch: pytest.MonkeyPatch, read: list[int]):
+def test_turn_prefills_only_new_tokens(talker: str, monkeypatch: pytest.MonkeyPatch, read: list[int]):
     talk = conversation(talker, max_new_tokens=3)
     read.clear()
     script(monkeypatch, b"hi!ok?")
@@ -299,7 +299,7 @@ def test_a_turn_that_is_refused_leaves_no_trace(
         assert json.loads(capsys.readouterr().out)["messages"] == messages
 
 
-def test_ctrl_c_at_the_prompt_says_how_to_leave_and_then_leaves(
+def test_ctrl_c_at_the_prompt_hints_and_then_ends(
     talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     stop, hint = KeyboardInterrupt, "Ctrl-C again, Ctrl-D or /quit ends"
@@ -412,7 +412,7 @@ def test_compiled_steps_keep_the_conversation(
 
 
 @pytest.mark.parametrize(("verb", "status"), [("chat", 143), ("chat", 1), ("generate", 143), ("generate", 1)])
-def test_what_was_written_is_printed_whatever_ends_the_program(
+def test_partial_answer_is_printed_when_the_program_ends(
     verb: str, status: int, talker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """SIGTERM, and a step that fails, after four tokens: one JSON document holds them, and nothing more is read."""

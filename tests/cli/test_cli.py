@@ -85,7 +85,7 @@ def test_a_wrong_request_is_one_sentence_and_status_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_text_is_named(
+def test_input_that_is_not_text_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names standard input, or the file."""
@@ -116,7 +116,7 @@ def test_verb_is_listed_by_the_first_line_of_its_docstring(verb: str) -> None:
     assert " ".join(described.split("\n\n")[0].split()) == VERBS[verb].line
 
 
-def test_help_of_a_verb_says_more_than_its_line_in_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_command_exceeds_its_line_in_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--help"]) == 0
     assert "each part whose output differs" in " ".join(capsys.readouterr().out.split())
 
@@ -180,7 +180,7 @@ def test_generate_continues_a_prompt_on_the_terminal(
     assert "empty" in capsys.readouterr().err
 
 
-def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for strange in ({"\x1b[31mred": 1}, {"final_norm": "\x1b]0;title\x07"}, {"\ud800": 1}):
         (tmp_path / "model.json").write_text(json.dumps(preset(TINY).to_dict() | strange))
         assert main(["inspect", str(tmp_path / "model.json")]) == 2
@@ -205,7 +205,7 @@ def test_counts_take_suffixes(source: Path, tmp_path: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["tokens"] == 768
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(source: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_names_the_resume_command(source: Path, tmp_path: Path) -> None:
     """A real process, a real signal."""
     run = tmp_path / "run"
     plan = ["--tokens", "5M", *PLAN[2:]]
@@ -235,7 +235,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(source: Path, tmp_path: Path) -> Non
     assert (run / "latest").exists()
 
 
-def test_ctrl_c_stops_a_comparison_that_can_go_on(source: Path, tmp_path: Path) -> None:
+def test_ctrl_c_stops_a_comparison_that_can_resume(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     plan = ["--tokens", "5M", *PLAN[2:]]
     command = [sys.executable, "-m", "glassformer", "compare", TINY, "--data", str(source), "--out", str(out), *plan]
@@ -252,7 +252,7 @@ def test_ctrl_c_stops_a_comparison_that_can_go_on(source: Path, tmp_path: Path) 
     assert list(out.glob("runs/*/run/latest")), "the arm saved before it ended"
 
 
-def test_what_why_says_to_try_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remedies_of_why_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """+recipe.FIELD=VALUE in an expression changes the recipe; an unknown field is named."""
     text = tmp_path / "text.txt"
     text.write_text("abcdefgh " * 2000)
@@ -272,7 +272,9 @@ def test_what_why_says_to_try_can_be_typed(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_compare_takes_what_train_takes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_accepts_recipe_changes_of_train(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     names = [TINY, f"{TINY}+recipe.learning_rate=1e+0+recipe.on_spike=skip"]
     assert main(["compare", *names, "--data", str(source), "--out", str(out), *PLAN, "--json"]) == 0
@@ -330,7 +332,7 @@ def test_a_comparison_in_which_a_run_failed_is_shown_and_ends_with_status_1(
     assert json.loads(shown) == results if json_ else f"report: {out / 'report.html'}" in shown
 
 
-def test_a_comparison_tells_what_was_noted_while_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_prints_new_notes_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     """Notes are printed at the end; those printed before the start are not repeated."""
     results = Results.of({"schema": 1, "data": {}, "budget": {"seeds": 2, "notes": ["known", "found out"]}, "runs": []})
     view = ComparisonView()
@@ -486,7 +488,7 @@ def test_a_vocabulary_that_the_expression_names_pads_the_tokenizers(
         ("", ["--out", ""], "--out is empty"),
     ],
 )
-def test_what_can_be_refused_is_refused_before_the_text_is_read(
+def test_train_command_refuses_before_reading_text(
     changes: str,
     options: list[str],
     says: str,
@@ -512,7 +514,7 @@ def test_a_context_longer_than_the_text_is_refused_before_the_run(
     assert not run.exists()
 
 
-def test_a_diverged_arm_and_contexts_that_a_model_cannot_take_are_told_once() -> None:
+def test_diverged_arm_and_unreadable_contexts_are_printed_once() -> None:
     reason = "cannot: position=learned ends at 32 tokens and {} were asked for; use at most 32"
     longer = [{"context": n, "loss": None, "reason": reason.format(n)} for n in (64, 128, 256)]
     runs = [{**finished(), "name": name, "extrapolation": longer} for name in ("a", "b")]
@@ -525,7 +527,7 @@ def test_a_diverged_arm_and_contexts_that_a_model_cannot_take_are_told_once() ->
     assert told.splitlines()[-1] == f"next: glassformer why {place}"
 
 
-def test_a_comparison_is_loaded_and_other_folders_are_told_by_their_kind(tmp_path: Path) -> None:
+def test_comparison_is_loaded_and_other_folders_are_refused_by_kind(tmp_path: Path) -> None:
     place = tmp_path / "all"
     runs = [{**finished(), "name": "gpt2@1m", "seed": 0}]
     results = Results.of({"schema": 1, "data": {"name": "x"}, "budget": {"seeds": 1}, "runs": runs, "verdicts": []})

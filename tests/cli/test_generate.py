@@ -57,7 +57,7 @@ def flat(document: str) -> dict[str, Any]:
     return {**found["texts"][0], **found} if len(found["texts"]) == 1 else found
 
 
-def test_the_likeliest_text(model: str, capsys: Said):
+def test_greedy_text_and_its_summary_line(model: str, capsys: Said):
     out, err = run(capsys, model, "--prompt", PROMPT, "--temperature", "0", "--max-new-tokens", "20", "--ignore-eos")
     assert out == PROMPT + BYTES.decode(greedy(model, PROMPT, 20)) + "\n"
     assert (
@@ -101,14 +101,14 @@ def test_prompts_from_json_lines_give_json_lines(model: str, capsys: Said, tmp_p
         ("\n", "missing", "prompts"),
     ],
 )
-def test_prompts_that_are_none_are_refused(text: str, code: str, field: str, model: str, capsys: Said, tmp_path: Path):
+def test_invalid_prompts_files_are_refused(text: str, code: str, field: str, model: str, capsys: Said, tmp_path: Path):
     (tmp_path / "in.jsonl").write_text(text)
     error = json.loads(run(capsys, model, "--prompts", str(tmp_path / "in.jsonl"), "--json", status=2)[0])["error"]
     assert (error["code"], error["field"]) == (code, field)
     assert run(capsys, model, "Hi", "--prompts", str(tmp_path / "in.jsonl"), status=2)[0] == ""
 
 
-def test_several_prompts_say_what_each_says_alone(model: str, capsys: Said):
+def test_several_prompts_generate_as_separate_ones(model: str, capsys: Said):
     prompts = [PROMPT, "a", "The quick brown fox jumps"]
     options = ["--seed", "3", "--max-new-tokens", "12", "--temperature", "1.5", "--ignore-eos"]
     given = [argument for prompt in prompts for argument in ("--prompt", prompt)]
@@ -175,7 +175,7 @@ def test_another_prompt_is_kept_instead_and_another_model_refuses(model: str, dr
     assert "not a state" in run(capsys, model, "--prompt", "Twice", *options, status=2)[1]
 
 
-def test_a_window_goes_on_from_a_kept_prompt(windowed: str, tmp_path: Path, capsys: Said):
+def test_window_model_continues_from_a_kept_prompt(windowed: str, tmp_path: Path, capsys: Said):
     options = ["--prompt", "Once upon a time there was", "--temperature", "0", "--max-new-tokens", "30"]
     plain = made(capsys, windowed, *options)["text"]
     for _ in range(2):
@@ -344,7 +344,9 @@ def test_a_bias_on_tokens(model: str, capsys: Said):
         assert "logit_bias has the token 257; this vocabulary of 257 ends before it" in err and out == ""
 
 
-def test_a_prompt_far_too_long_is_refused_by_its_beginning(model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch):
+def test_far_too_long_prompt_is_refused_after_reading_its_start(
+    model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
+):
     lengths: list[int] = []
     encode = ByteTokenizer.encode
 
@@ -412,7 +414,7 @@ def test_a_wrong_request_does_not_wait_for_the_model(
     assert says in said.err and len(said.err.splitlines()) == 1 and said.out == ""
 
 
-def test_logits_that_are_no_numbers(model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch):
+def test_nan_logits_fail_only_one_prompt(model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch):
     """The others' texts are unharmed."""
     loaded = gf.load(model)
     with torch.no_grad():
@@ -434,7 +436,7 @@ def test_logits_that_are_no_numbers(model: str, capsys: Said, monkeypatch: pytes
     assert f"xz{found[1]['text']}\n" in out and "not numbers" in err
 
 
-def test_what_cannot_be_shown_is_replaced(model: str):
+def test_characters_that_cannot_be_printed_are_replaced(model: str):
     command = [sys.executable, "-m", "glassformer", "generate", model, "--prompt", "日", "--max-new-tokens", "2"]
     done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False)
     assert done.returncode == 0 and done.stdout.startswith(b"?") and b"tokens/s" in done.stderr
@@ -463,7 +465,7 @@ sys.exit(entry())
      pytest.param(["--speculate"], marks=SLOW)],
     ids=str,
 )  # fmt: skip
-def test_ctrl_c_keeps_what_is_there(model: str, more: list[str]):
+def test_ctrl_c_keeps_generated_text(model: str, more: list[str]):
     """A real process, a real signal, sent once some tokens are there."""
     long = f"{model}+context=200000"
     command = [sys.executable, "-c", BEGUN, "generate", long, "--prompt", "Once", *more, "--ignore-eos"]
@@ -554,7 +556,7 @@ def test_ctrl_c_while_the_model_is_loaded(model: str, capsys: Said, monkeypatch:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not machine.can_compile("cpu"), reason="no compiler here")
-def test_compiled_steps_say_the_same(model: str, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch):
+def test_compiled_steps_generate_equal_text(model: str, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch):
     import jaxtyping
 
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
@@ -622,7 +624,9 @@ def assert_near(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Non
     ],
     ids=" ".join,
 )
-def test_a_device_says_the_same(model: str, capsys: Said, tmp_path: Path, more: list[str], monkeypatch: Any):
+def test_device_without_fp64_generates_equal_text(
+    model: str, capsys: Said, tmp_path: Path, more: list[str], monkeypatch: Any
+):
     """A device made in Python, without fp64 (tests/elsewhere.py), which `auto` selects, gives the same text."""
     if "bf16" in more and not onednn_in_bf16():
         pytest.skip("this processor has no products in bf16")
@@ -675,7 +679,7 @@ def test_prepacked_bf16_is_refused_before_weights_are_read(model: str, capsys: S
         (["--quantize", "keep"], True, "avx2", "several times slower"),
     ],
 )
-def test_a_slow_choice_is_said_before_the_model_is_loaded(
+def test_slow_choice_is_noted_before_the_model_is_loaded(
     options: list[str],
     multiplies: bool,
     kernel: str,

@@ -129,9 +129,7 @@ def test_a_text_longer_than_the_page_is_cut(
     assert read(capsys, model, TEXT)["tokens"] == 10
 
 
-def test_progress_where_there_is_no_terminal(
-    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_progress_without_a_terminal(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """Progress is printed at three depths; the clock starts with the first."""
     show_inspection(model, TEXT)
     assert capsys.readouterr().err == ""
@@ -175,9 +173,7 @@ def test_one_token(model: str, capsys: pytest.CaptureFixture[str]):
     assert read(capsys, model, "a")["loss"] is None
 
 
-def test_a_place_that_cannot_be_written_is_said_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_place_is_refused_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(inspection, "lens_inspect", lambda *_, **__: pytest.fail("the text was read"))
     with refused(code="exists", field="out"):
@@ -197,7 +193,7 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_read(
     ],
     ids=lambda value: "+".join(value) if isinstance(value[0], str) else "",
 )
-def test_what_is_named_is_taken_away(
+def test_named_parts_are_ablated(
     model: str, named: list[str], edits: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [word for one in named for word in ("--ablate", one)]
@@ -224,7 +220,7 @@ def test_what_is_named_is_taken_away(
         ("layers.0.experts.0", "no site is named"),
     ],
 )
-def test_what_cannot_be_taken_away_is_refused(
+def test_unknown_parts_to_ablate_are_refused(
     model: str, named: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", model, "--text", TEXT, "--ablate", named]) == 2
@@ -233,7 +229,7 @@ def test_what_cannot_be_taken_away_is_refused(
     assert "ablate is for text" in capsys.readouterr().err
 
 
-def test_a_second_model_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_model_in_place_of_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "gpt2@1m", "llama@1m", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["field"] == "text"
 
@@ -247,7 +243,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.filterwarnings("error:Glyph")
-def test_every_reading_is_told_and_drawn(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_every_reading_is_printed_and_drawn(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     """A dense model of bytes has no experts, and no names of one token; the other readings are drawn."""
     assert main(["inspect", model, "--text", TEXT, "--reading", "all", "--out", "seen"]) == 0
     out = capsys.readouterr().out
@@ -335,7 +331,7 @@ def test_readings_of_a_model_without_attention(capsys: pytest.CaptureFixture[str
     assert all("\n" not in found[name]["error"] for name in found.keys() - given)
 
 
-def test_without_matplotlib_readings_are_told(
+def test_readings_without_matplotlib_are_printed(
     model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(inspection, "find_spec", lambda name: None)

@@ -159,7 +159,7 @@ def test_a_missing_library_of_the_server_is_named_without_torch(folder: Path) ->
     assert (done.returncode, error["code"], error["field"]) == (2, "missing", "starlette")
 
 
-def test_help_on_a_terminal_begins_without_a_line_of_progress(
+def test_help_on_a_terminal_starts_without_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     heard: list[str] = []
@@ -209,7 +209,7 @@ def test_every_short_name_of_the_package_is_known() -> None:
         (["ask"], ["QUESTION", "--index"]),
     ],
 )
-def test_missing_arguments_are_told_at_once_with_an_example(
+def test_missing_arguments_are_named_together_with_an_example(
     arguments: list[str], missing: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*arguments, "--json"]) == 2
@@ -223,7 +223,9 @@ def test_missing_arguments_are_told_at_once_with_an_example(
 @pytest.mark.parametrize(
     "words", [["presets", "rope", "x"], ["convert", "smollm2", "a", "b"], ["chat", "gpt2", "a", "b"]]
 )
-def test_word_too_many_is_named_with_what_the_verb_takes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_surplus_word_is_named_with_the_commands_arguments(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
     error = capsys.readouterr().err
     assert f"{words[-1]} is not used: {words[0]} takes" in error and "Token" not in error

@@ -73,7 +73,7 @@ def test_one_mode_at_a_time(modes: str, capsys: pytest.CaptureFixture[str]):
         ("--find", "such as h100:8"), ("--tokens 0", "tokens is not for"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_sentence(asked: str, sentence: str, capsys: pytest.CaptureFixture[str]):
+def test_impossible_plan_is_refused_in_one_sentence(asked: str, sentence: str, capsys: pytest.CaptureFixture[str]):
     assert main(["plan", TINY, *asked.split()]) == 2
     told = capsys.readouterr().err
     assert sentence in told and told.count("\n") == 1
@@ -135,7 +135,7 @@ def test_a_page_of_nothing_is_not_written(tmp_path: Path, capsys: pytest.Capture
     assert "no page" in capsys.readouterr().err and not page.exists()
 
 
-def test_eight_accelerators_hold_what_eight_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_plan_uses_the_memory_of_all_accelerators(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """70B in bf16 are 138 GB, not on one of 80 GB but on two; int8 are 69 GB. Nothing is timed that does not fit."""
     config = gf.preset("llama-2-70b")
     for machine, weights, fits, smallest in (

@@ -54,7 +54,7 @@ def test_recipes_are_designs(path: Path) -> None:
         ({"verb": "ablate", "base": "gpt2@1m", "data": "x", "tokens": 1}, "missing", "to"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(
+def test_invalid_recipe_is_refused_before_its_first_step(
     step: dict[str, Any], code: Code, field: str, tmp_path: Path
 ) -> None:
     with refused(code=code, field=field):

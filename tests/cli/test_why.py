@@ -62,7 +62,7 @@ def test_a_paragraph_a_table_a_curve_and_the_batch(run: Path, capsys: pytest.Cap
     assert "--watch" in said
 
 
-def test_what_moved_is_a_table(run: Path, capsys: pytest.CaptureFixture[str]):
+def test_moved_statistics_are_a_table(run: Path, capsys: pytest.CaptureFixture[str]):
     norms = {step: 1.0 + 0.01 * ((step * 7) % 5) for step in range(2, STEPS + 1, 2)}
     rows = [
         {"step": step, "statistics": {"gradient_norm": {"layers.1.ffn.up": norm * (50 if step > 140 else 1)}}}
