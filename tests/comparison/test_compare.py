@@ -78,7 +78,7 @@ def test_an_arm_that_cannot_train_here_is_refused_before_any_is_trained(source: 
     assert not (tmp_path / "out").exists()
 
 
-def test_fewer_weights_by_nature_are_said_not_refused() -> None:
+def test_fewer_parameters_by_architecture_are_noted_not_refused() -> None:
     (note,) = fairness(arms(["gpt2@1m", "falcon@1m"]), allow_unmatched=False)
     assert "falcon@1m" in note
 
@@ -145,7 +145,7 @@ def test_a_wrong_budget_is_refused(fields: dict[str, Any], match: Any, code: Cod
         (["gpt2@1m", "falcon@1m"], {"tokens": 100_000}, "flops", None),
     ],
 )
-def test_what_whole_steps_keep_from_being_equal_is_said(
+def test_note_reports_rounding_to_whole_steps(
     names: list[str], plan: dict[str, Any], match: Any, says: str | None
 ) -> None:
     """The note gives the totals over the steps of the runs."""
@@ -163,7 +163,7 @@ def test_what_whole_steps_keep_from_being_equal_is_said(
 # Recipes of single arms
 
 
-def test_an_arm_can_be_trained_by_a_recipe_of_its_own() -> None:
+def test_arm_can_have_a_separate_recipe() -> None:
     names = ["gpt2@1m", "gpt2@1m+recipe.warmup=0.3", "gpt2@1m+relu+recipe.adam_eps=1e-6+nobias+recipe.clip=none"]
     named = arms(names)
     assert list(configs_of(named).values()) == [preset("gpt2@1m"), preset("gpt2@1m"), preset("gpt2@1m+relu+nobias")]
@@ -393,7 +393,7 @@ def test_another_comparison_in_the_folder_is_not_written_over(
     assert held_in(out) == before
 
 
-def test_what_is_finished_is_in_the_results_at_any_time(source: Path, tmp_path: Path) -> None:
+def test_finished_runs_are_in_the_results_at_any_time(source: Path, tmp_path: Path) -> None:
     """A and C are trained, B fails; when B is tried again and stopped, A and C stay in the results."""
     out = tmp_path / "out"
 
@@ -443,7 +443,7 @@ def test_arms_and_seeds_are_added_to_a_comparison(source: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "code"), [("results.json", "damaged"), ("report.html", "exists"), ("tokenizer/tokenizer.json", "exists")]
 )
-def test_a_folder_that_is_no_comparison_is_refused(source: Path, tmp_path: Path, name: str, code: Code) -> None:
+def test_folder_without_a_comparison_is_refused(source: Path, tmp_path: Path, name: str, code: Code) -> None:
     """The folder is refused before the text is read, for any other files in it."""
     out = tmp_path / "out"
     (out / name).parent.mkdir(parents=True)
@@ -474,7 +474,7 @@ def test_an_arm_that_dies_leaves_the_others(source: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_diverging_arm_is_marked_and_the_comparison_goes_on(source: Path, tmp_path: Path) -> None:
+def test_diverging_arm_is_marked_and_the_comparison_continues(source: Path, tmp_path: Path) -> None:
     plan = {**PLAN, "tokens": 120 * 4 * 32, "learning_rate": 50.0}
     results = compare([f"gpt2@1m{TINY}", f"llama@1m{TINY}"], source, out=tmp_path / "out", **plan)
     assert [one["status"] for one in results["runs"]] == ["diverged", "diverged"]
@@ -583,7 +583,7 @@ def test_an_out_that_is_a_file_is_refused(source: Path, tmp_path: Path) -> None:
         compare(["gpt2@1m"], source, out=tmp_path / "out", **PLAN)
 
 
-def test_the_same_model_in_two_spellings_is_said_to_be_one() -> None:
+def test_equal_models_in_two_spellings_are_noted() -> None:
     """Holds also for a change of the recipe to its default, but not for another recipe or another model."""
     names = ["llama@1m", "llama@1m+rope", "llama@1m+recipe.clip=1.0", "llama@1m+recipe.clip=2.0", "gpt2@1m"]
     named = arms(names)

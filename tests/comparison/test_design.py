@@ -215,7 +215,7 @@ def test_fields_are_read_however_a_design_is_made(tmp_path: Path) -> None:
         ([A], {"objective": "seq2seq", "flops": 1e9, "tokens": None}, "conflict", "objective"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused_when_it_is_made(models: Any, options: dict[str, Any], code: Code, field: str) -> None:
+def test_invalid_design_is_refused_when_made(models: Any, options: dict[str, Any], code: Code, field: str) -> None:
     fields = {name: value for name, value in {**PLAN, **options}.items() if value is not None}
     if "context" in str(models):
         del fields["context"]
@@ -280,7 +280,7 @@ def test_the_folder_continues_from_its_design(
     assert gf.Design.from_file(tmp_path / "copy" / FILE) == held
 
 
-def test_a_text_in_memory_is_given_beside_the_design(source: Path, tmp_path: Path) -> None:
+def test_design_accepts_text_in_memory(source: Path, tmp_path: Path) -> None:
     """Tokens without a corpus can be trained on, and so compared on."""
     text = prepare(source, "char")
     bare = Tokens(text.tokenizer, text.train, text.validation, text.token_bytes)

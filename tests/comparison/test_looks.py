@@ -92,7 +92,7 @@ def test_verdicts_are_given_when_all_runs_have_ended(source: Path, tmp_path: Pat
     assert seen == [(0, True)] * 6 and len(results["verdicts"]) == 1
 
 
-def test_a_pilot_says_what_a_difference_takes_on_seeds_of_its_own(trained: Any, tmp_path: Path) -> None:
+def test_pilot_estimates_power_on_separate_seeds(trained: Any, tmp_path: Path) -> None:
     results = trained([A, B, C], power=0.01)
     power = results["power"]
     assert (power["pilot"], len(power["pairs"]), results["verdicts"], results["looks"]) == (3, 2, [], [])
@@ -126,7 +126,7 @@ def test_wrong_plans_are_refused_before_anything_is_trained(
     assert says in str(caught.value) and not (tmp_path / "out").exists()
 
 
-def test_a_verdict_says_for_what_it_holds(trained: Any) -> None:
+def test_verdict_names_its_size_tokens_and_rates(trained: Any) -> None:
     (verdict,) = trained([A, B + "+recipe.learning_rate=0.0013"], seeds=2)["verdicts"]
     size, tokens, rates = verdict["terms"].split(", ")
     assert size.startswith("at ") and size.endswith("parameters in layers") and tokens == "768 tokens of text.txt"
@@ -134,7 +134,7 @@ def test_a_verdict_says_for_what_it_holds(trained: Any) -> None:
     assert rate_words(0.0013) == "1.3e-3" and rate_words(1e-3) == "1e-3" and rate_words(0.00125) == "1.25e-3"
 
 
-def test_the_command_line_plans_and_tells(
+def test_compare_command_prints_the_power_plan(
     source: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -157,7 +157,7 @@ def test_the_command_line_plans_and_tells(
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_first_look_that_was_not_planned_is_no_seed_added_after_one() -> None:
+def test_unplanned_first_look_is_not_noted_as_added_seeds() -> None:
     (note,) = look_notes([3], [4, 8])
     assert "and 3 was not planned" in note and "added" not in note and f"{constant_level([3, 4, 8]):.2%}" in note
     (late,) = look_notes([3, 4], [])

@@ -58,7 +58,7 @@ def test_machine_that_was_not_quiet_is_noted(cores: float, shared: bool, noted: 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_judged(case: str, source: Path, tmp_path: Path) -> None:
+def test_verdicts_by_time_require_equal_machines(case: str, source: Path, tmp_path: Path) -> None:
     machine_of, budget, why = CASES[case]
     plan = {**PLAN, "seeds": 2, "threads": None, "tokens": None, budget: 500}
     found = compare([A, B, C], source, out=tmp_path / "out", executor=on(machine_of), **plan).results
@@ -72,7 +72,7 @@ def test_what_is_judged(case: str, source: Path, tmp_path: Path) -> None:
     assert found.machine.processor == "one"
 
 
-def test_what_a_recipe_asks_for_is_compared() -> None:
+def test_machine_settings_of_recipes_may_differ() -> None:
     """If recipes give arms different threads, dtypes or devices, their difference is intended; a recipe cannot choose
     processor or card."""
 

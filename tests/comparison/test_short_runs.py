@@ -55,7 +55,7 @@ def test_a_run_from_weights_shows_the_loss_before_it(text: Path, begun: Path) ->
     assert not any("in all" in str(line) for line in run.lines())
 
 
-def test_weights_that_are_not_used_are_told(text: Path, begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unused_weights_are_noted(text: Path, begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for typed, told in (([], True), (["--pretrained"], False)):
         assert main(["train", str(begun), "--data", str(text), *TYPED, "--dry", *typed]) == 0
         assert ("are not used" in capsys.readouterr().err) is told
@@ -75,7 +75,7 @@ def test_samples_that_take_longer_than_training_are_left_out_but_for_the_last(
 
 
 @pytest.mark.parametrize("pretrained", [False, True])
-def test_a_finished_run_is_told_without_its_weights(
+def test_finished_run_is_printed_without_its_weights(
     pretrained: bool, text: Path, begun: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -223,7 +223,7 @@ def test_equivalence_is_not_claimed_at_the_margin() -> None:
     assert ((low > -0.01) & (high < 0.01)).any(-1).mean() <= 0.055
 
 
-def test_what_was_not_shown_comes_with_what_would_have_been() -> None:
+def test_undecided_verdict_has_its_detectable_difference() -> None:
     """With noise of one and a difference of that size, four of five comparisons show it."""
     random = np.random.default_rng(10)
     (v,) = verdicts(runs_of({"a": list(2 + random.normal(0, 0.1, 6)), "b": list(2 + random.normal(0, 0.1, 6))}))

@@ -131,7 +131,7 @@ def test_the_choice_is_the_minimum_of_the_parabola() -> None:
     assert found.power == pytest.approx(-b / (2 * a)) and found.between and found.settled and found.best == 0
 
 
-def test_no_parabola_through_a_rate_that_diverged_or_is_not_there() -> None:
+def test_no_parabola_through_a_diverged_or_missing_rate() -> None:
     assert choose({-1: [2.5], 0: [2.2], 1: [math.inf]}).power == 0
     assert choose({-1: [2.5], 0: [2.2], 1: [math.inf]}).settled
     edge = choose({-1: [2.5, 2.5], 0: [2.2, 2.3], 1: [2.1, 2.1]})
@@ -183,7 +183,7 @@ def run_of(name: str, seed: int, loss: float) -> RunResult:
     return RunResult.of({"name": name, "seed": seed, "status": "ok", "validation": found})
 
 
-def test_the_tuned_verdict_is_right_where_the_untuned_one_is_wrong() -> None:
+def test_tuned_verdict_is_correct_and_untuned_is_wrong() -> None:
     """300 simulated comparisons: noise of 0.3 %, 3 fresh seeds; the better arm is better by 1.7 % at its own best rate
     and worse by 1.3 % at the usual one."""
     chance = random.Random(0)
@@ -223,7 +223,7 @@ def deceived(
     return results, out, simulated, told
 
 
-def test_tuning_finds_what_the_usual_rate_hides(deceived: Any) -> None:
+def test_tuning_reverses_the_verdict_at_the_usual_rate(deceived: Any) -> None:
     results, *_ = deceived
     tuning = Results.of(results).tuning
     assert tuning is not None
@@ -274,7 +274,7 @@ def test_pages_draw_the_curves_and_both_verdicts(deceived: Any) -> None:
         assert text.count("they differ") == 1 and "The learning rate decided." in text
 
 
-def test_what_it_takes_is_said_before(deceived: Any) -> None:
+def test_cost_of_tuning_is_printed_before(deceived: Any) -> None:
     *_, told = deceived
     first, second, *_ = [event.words for event in told if isinstance(event, StageEvent)]
     assert first == "timing 12 steps of each arm"
@@ -283,7 +283,7 @@ def test_what_it_takes_is_said_before(deceived: Any) -> None:
     assert "24 runs to come, about 3.2 minutes; 32 seconds more for each rate" in second
 
 
-def test_the_same_call_goes_on_and_adds_seeds(source: Path, tmp_path: Path) -> None:
+def test_repeated_call_resumes_and_adds_seeds(source: Path, tmp_path: Path) -> None:
     def once(simulated: Simulated, **more: Any) -> dict[str, Any]:
         options = {**PLAN, "seeds": 2, "looks": [2, 3], **more}
         return tune([A, B], source, out=tmp_path / "out", executor=simulated.executor, **options)
@@ -309,7 +309,7 @@ def test_the_same_call_goes_on_and_adds_seeds(source: Path, tmp_path: Path) -> N
     assert {name.split("+recipe.")[0] for name, _ in third.runs} == {C} and len(third.runs) == 2 * 5 + 2 * 3
 
 
-def test_verdicts_stand_while_seeds_are_added(source: Path, tmp_path: Path) -> None:
+def test_verdicts_remain_while_seeds_are_added(source: Path, tmp_path: Path) -> None:
     """Stopped in between, pages and results still have those there were."""
     basins = {A: Basin(2.0, best=1.0), B: Basin(1.9, best=1.0)}
     tune([A, B], source, seeds=2, out=tmp_path, executor=Simulated(basins).executor, **PLAN)
