@@ -82,7 +82,7 @@ def change(folder: Path, **more: torch.Tensor) -> None:
     save_file({**load_file(path), **more}, path, {"format": "pt"})
 
 
-def test_masks_and_frequencies_of_old_files_are_no_weights(tmp_path: Path) -> None:
+def test_masks_and_frequencies_of_old_files_are_ignored(tmp_path: Path) -> None:
     """GPT-2 itself is published so: bare, with a mask in every layer."""
     _, bare = saved("gpt2", tmp_path)
     change(bare, **{f"h.{i}.attn.bias": torch.ones(1, 1, 24, 24) for i in range(3)})

@@ -89,7 +89,7 @@ def test_supported_families_load_and_compute_the_same(base: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in NO_CLASS])
-def test_every_preset_leaves_as_what_it_is(name: str) -> None:
+def test_each_preset_is_exported_as_its_family(name: str) -> None:
     opened = family_of(PRESETS[name]())
     assert opened is not None
     if name in CONFIGS:
@@ -105,7 +105,7 @@ def test_every_preset_leaves_as_what_it_is(name: str) -> None:
     "name",
     [name for name in CONFIGS if name.startswith(("mamba2", "jamba", "qwen3-next", "t5", "flan", "bart", "opus"))],
 )
-def test_a_preset_is_what_its_family_reads(name: str) -> None:
+def test_preset_equals_the_config_its_family_reads(name: str) -> None:
     said = FAMILIES[CONFIGS[name]["model_type"]].config(Fields(CONFIGS[name]))
     assert not said.resolved().diff(PRESETS[name]().resolved())
 

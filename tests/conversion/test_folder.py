@@ -60,7 +60,7 @@ def test_the_card_shows_code_that_runs(expression: str, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("shard", [5e9, 100_000], ids=["one file", "shards"])
-def test_what_is_stacked_is_saved_together_and_mapped_as_one(
+def test_stacked_matrices_are_saved_together_and_mapped_as_one(
     shard: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By us; `transformers` has other tensors between q, k and v, which are then copied."""
@@ -113,7 +113,7 @@ def test_a_folder_with_a_config_is_whole(tmp_path: Path, monkeypatch: pytest.Mon
         gf.save(model, None, tmp_path, family="llama")
 
 
-def test_what_runs_it_is_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_converted_format_lists_programs_that_run_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = str(tmp_path / "source")
     gf.save(gf.preset("llama@1m+vocab_size=257+layers=1").build(), ByteTokenizer(), source)
     for arguments, programs in (
@@ -129,7 +129,7 @@ def test_what_runs_it_is_what_was_written(tmp_path: Path, capsys: pytest.Capture
     assert runs_in(config, unheard) == ["transformers", "llama.cpp"]
 
 
-def test_a_change_keeps_what_fits(run: Path) -> None:
+def test_change_keeps_fitting_weights(run: Path) -> None:
     loaded = gf.load(f"{run}+window:8")
     assert loaded.fresh == ()
     old = gf.load(run)

@@ -174,7 +174,7 @@ def test_a_wrong_divisor_is_seen(family: str, name: str, pair: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma", "olmo2", "starcoder2", "gpt_neox", "stablelm"])
-def test_where_they_are_not_declared_the_door_is_closed(family: str) -> None:
+def test_undeclared_factors_block_the_export(family: str) -> None:
     table = FAMILIES[family].gguf
     assert table is not None and not table.factors
     sizes = {name: value for name, value in SIZES.items() if family != "gpt_neox" or name != "num_key_value_heads"}

@@ -149,7 +149,7 @@ print("FOUND" + (said if isinstance(said, str) else json.dumps(said)))
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed (xllamacpp)")
-def test_llama_cpp_decodes_as_the_file_says(tmp_path: Path) -> None:
+def test_llama_cpp_uses_the_files_sampling_defaults(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     gguf.write(gf.preset(TINY).build(seed=0).eval(), ByteTokenizer(), path, "F32", generation=DECODING)
     done = subprocess.run([sys.executable, "-c", PROBE, str(path)], capture_output=True, text=True, timeout=120)

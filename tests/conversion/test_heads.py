@@ -65,7 +65,7 @@ def test_queries_stay_and_new_heads_are_named() -> None:
         assert (found.regrouped if how is new else found.fresh) == ()
 
 
-def test_an_expression_pools_what_it_loads(tmp_path: Path) -> None:
+def test_expression_pools_loaded_keys_and_values(tmp_path: Path) -> None:
     whole = loaded(f"llama{TINY}")
     gf.save(whole.model, None, tmp_path / "whole")
     found = gf.load(f"{tmp_path / 'whole'}+gqa:3")

@@ -65,7 +65,7 @@ def test_a_head_that_differs_from_the_embedding_it_is_tied_to_is_kept(family: st
         torch.testing.assert_close(mine.model(tokens), theirs(tokens).logits)
 
 
-def test_a_head_of_its_own_stays_where_something_else_is_changed(tmp_path: Path) -> None:
+def test_untied_head_stays_untied_in_other_changes(tmp_path: Path) -> None:
     place = tied("llama", tmp_path, "another")
     with untied():
         plain, changed = gf.load(place), gf.load(f"{place}+window:64")
@@ -86,7 +86,7 @@ def test_a_head_that_repeats_the_embedding_is_dropped(family: str, tmp_path: Pat
     assert mine.config.head.tied and mine.model.head.weight is None
 
 
-def test_a_difference_below_the_dtype_is_none(tmp_path: Path) -> None:
+def test_head_that_differs_below_the_dtype_counts_as_tied(tmp_path: Path) -> None:
     """`transformers` compares what it has read, in the dtype it was asked for."""
     place = tied("llama", tmp_path, "same")
     weights = load_file(place / "model.safetensors")
@@ -137,7 +137,7 @@ def talking(place: Path, **said: Any) -> Path:
 
 
 @pytest.mark.parametrize("ends", [[1, 2, 3], [7], 7])
-def test_what_ends_and_draws_an_answer_is_written_again(ends: Any, tmp_path: Path) -> None:
+def test_end_tokens_and_sampling_defaults_are_saved(ends: Any, tmp_path: Path) -> None:
     source = talking(tmp_path / "source", eos_token_id=ends, **SAID)
     loaded = gf.load(source)
     assert loaded.ends == tuple(ends if isinstance(ends, list) else [ends]) and loaded.generation == SAID
@@ -161,7 +161,7 @@ def test_only_known_plain_settings_travel(tmp_path: Path) -> None:
     assert loaded.ends == (1,) and loaded.generation == {"min_p": 0.1}
 
 
-def test_without_a_word_the_tokenizer_says_where_an_answer_ends(tmp_path: Path) -> None:
+def test_end_token_of_the_tokenizer_is_the_default(tmp_path: Path) -> None:
     gf.save(gf.preset(f"llama@1m+{SHAPE}+vocab_size=257").build(), ByteTokenizer(), tmp_path)
     assert transformers.GenerationConfig.from_pretrained(tmp_path).eos_token_id == 256
     assert gf.load(tmp_path).ends == (256,) and gf.load(tmp_path).generation == {}
@@ -330,7 +330,7 @@ def test_a_gguf_that_a_killed_process_left_is_named(dead: int, tmp_path: Path, m
 
 
 @pytest.mark.parametrize(("out", "dtype", "smaller"), [("out", "float32", "bfloat16"), ("out.gguf", "float16", "q8_0")])
-def test_convert_says_that_packed_weights_grow(
+def test_convert_warns_that_packed_weights_grow(
     out: str, dtype: str, smaller: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Sizes of packed tensors: those of gguf-py."""

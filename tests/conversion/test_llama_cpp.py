@@ -269,7 +269,7 @@ def test_eight_bits(tmp_path: Path) -> None:
         ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "config"),
     ],
 )
-def test_what_it_would_compute_otherwise_is_refused(
+def test_models_that_llama_cpp_computes_otherwise_are_refused(
     family: str, more: dict[str, Any], field: str, tmp_path: Path
 ) -> None:
     with refused(code="unsupported", field=field):

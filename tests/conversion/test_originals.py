@@ -101,7 +101,7 @@ def checkpoint(place: Path, weights: dict[str, Tensor], **arguments: Any) -> Pat
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("wrapped", ["", "_orig_mod."])
-def test_a_checkpoint_of_nanogpt_computes_what_it_computed(bias: bool, wrapped: str, tmp_path: Path) -> None:
+def test_nanogpt_checkpoint_has_equal_logits(bias: bool, wrapped: str, tmp_path: Path) -> None:
     weights = nanogpt(bias)
     path = checkpoint(tmp_path, {f"{wrapped}{name}": weight for name, weight in weights.items()}, bias=bias)
     with warnings.catch_warnings():
@@ -124,7 +124,7 @@ def test_a_checkpoint_of_nanogpt_is_a_model_for_every_verb(tmp_path: Path, capsy
         torch.testing.assert_close(theirs(TOKENS).logits, computed(nanogpt(True), TOKENS), rtol=0, atol=2e-5)
 
 
-def test_buffers_of_masks_are_no_weights(tmp_path: Path) -> None:
+def test_buffers_of_masks_are_ignored(tmp_path: Path) -> None:
     """nanoGPT without flash attention keeps its mask."""
     weights = nanogpt(True)
     masks = {f"transformer.h.{i}.attn.bias": torch.ones(32, 32).tril()[None, None] for i in range(2)}
@@ -209,7 +209,7 @@ def folder(place: Path, params: dict[str, Any], weights: dict[str, Tensor], name
 
 
 @pytest.mark.filterwarnings("ignore:.*says no context")
-def test_a_folder_of_meta_computes_what_it_computed(tmp_path: Path) -> None:
+def test_folder_of_meta_has_equal_logits(tmp_path: Path) -> None:
     """The hidden width is that of llama/model.py: int(2 * 4 * 32 / 3) = 85, up to a multiple of 16."""
     weights = consolidated(4, 4, 8, 32, 96)
     weights["rope.freqs"] = torch.ones(4)
@@ -220,7 +220,7 @@ def test_a_folder_of_meta_computes_what_it_computed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["consolidated.safetensors", "consolidated.00.pth"])
-def test_a_folder_of_mistral_computes_what_it_computed(name: str, tmp_path: Path) -> None:
+def test_folder_of_mistral_has_equal_logits(name: str, tmp_path: Path) -> None:
     weights = consolidated(4, 2, 6, 32, 40)
     params = {"dim": 32, "n_layers": 2, "head_dim": 6, "hidden_dim": 40, "n_heads": 4, "n_kv_heads": 2,
               "norm_eps": 1e-5, "vocab_size": 61, "rope_theta": 1e6, "max_seq_len": 64}  # fmt: skip
@@ -252,7 +252,7 @@ def test_the_window_of_mistral_is_kept(tmp_path: Path) -> None:
         ({"rope_theta": 500000.0, "use_scaled_rope": True}, "Llama 3.1", 131072, 8.0),
     ],
 )
-def test_what_params_leave_out_is_said(
+def test_settings_missing_in_params_warn(
     more: dict[str, Any], release: str, context: int, factor: float | None, tmp_path: Path
 ) -> None:
     """Contexts of the releases: CONTEXT_LENGTH_FOR_VERSION of transformers' convert_llama_weights_to_hf.py."""
@@ -379,7 +379,7 @@ def test_a_folder_with_weights_of_torch_is_the_same_model(name: str, shards: int
 
 
 @pytest.mark.parametrize(("held", "fetched"), [("model.safetensors", 1), ("pytorch_model.bin", 2)])
-def test_weights_of_torch_are_fetched_if_there_are_no_others(
+def test_torch_weights_are_fetched_only_without_others(
     held: str, fetched: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a Hub that holds one file of weights."""
@@ -441,7 +441,7 @@ def hostile(place: Path, value: Any, name: str = "ckpt.pt") -> Path:
         (OrderedDict.fromkeys, "__builtin__.getattr"),
     ],
 )
-def test_what_is_no_tensor_is_refused_by_its_name(
+def test_values_that_are_not_tensors_are_refused_by_name(
     value: Any, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -517,13 +517,13 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
         b"I1\n.", b"\x80\x02}\x8a\x0a" + b"\x7f" * 10 + b"K\x01s.",
     ],
 )  # fmt: skip
-def test_pickles_that_are_none_are_refused(pickled: bytes, tmp_path: Path) -> None:
+def test_invalid_pickles_are_refused(pickled: bytes, tmp_path: Path) -> None:
     with pytest.raises(RequestError) as problem:
         PickledFile(archive(tmp_path, pickled, {}))
     assert problem.value.code in ("unsupported", "damaged") and "\n" not in str(problem.value)
 
 
-def test_every_beginning_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_every_truncated_pickle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"a": torch.arange(6.0), "b": [1, "c"]}, path)
     whole = path.read_bytes()

@@ -122,7 +122,7 @@ def test_fused_by_groups(family: str, fields: dict[str, Any], kind: str, tmp_pat
     assert not torch.equal(logits(kept), logits(model))
 
 
-def test_rows_that_are_no_whole_blocks_stay_plain(tmp_path: Path) -> None:
+def test_rows_of_partial_blocks_are_not_packed(tmp_path: Path) -> None:
     """Rows of 48 and 80 are not multiples of 32; the attention's output projection has rows of 4 heads of 16."""
     model = model_of("llama", {**LLAMA, "hidden_size": 48, "head_dim": 16, "intermediate_size": 80})
     write(model, TOKENIZER, tmp_path / "model.gguf", kind="Q8_0")
@@ -133,7 +133,7 @@ def test_rows_that_are_no_whole_blocks_stay_plain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_weights_of_eight_bits_compute_what_their_values_do(kind: torch.dtype, tmp_path: Path) -> None:
+def test_float8_weights_have_equal_logits(kind: torch.dtype, tmp_path: Path) -> None:
     """Matrices in float8, norms in bfloat16: torch's own conversion gives the values, `transformers` the logits."""
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).eval()
     small = {name: value.to(kind if value.dim() > 1 else torch.bfloat16) for name, value in theirs.state_dict().items()}

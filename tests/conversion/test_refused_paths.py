@@ -79,9 +79,7 @@ def test_weights_without_a_config(
 
 
 @pytest.mark.parametrize("text", ["config: {a: 1}", "PK: 1", "lmg: 1", ""])
-def test_what_is_written_as_text_is_read_as_a_config(
-    text: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_yaml_of_text_is_read_as_a_config(text: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "model.yaml").write_text(text)
     line = said(["check", "./model.yaml"], capsys)
     assert PICKLE not in line and LONE not in line
@@ -130,7 +128,7 @@ def test_a_pipe_does_not_hang(name: str, verb: str, place: Path, capsys: pytest.
         ("x\0y", [], "cannot be written"),
     ],
 )
-def test_a_place_where_nothing_can_be_written_is_refused_before_weights_are_read(
+def test_unwritable_place_is_refused_before_reading_weights(
     out: str, more: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -151,7 +149,7 @@ def test_a_place_where_nothing_can_be_written_is_refused_before_weights_are_read
             gf.save(gf.preset("llama@1m+layers=1").build(), None, out)
 
 
-def test_what_only_was_asked_for_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_conversion_creates_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The trial of writing a folder leaves no files if the source is missing."""
     said(["convert", str(tmp_path / "nothing"), str(tmp_path / "a" / "b")], capsys)
     assert not list(tmp_path.iterdir())

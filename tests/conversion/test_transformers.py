@@ -97,7 +97,7 @@ def test_a_folder_of_ours_loads_and_is_saved_again_bit_for_bit(expression: str, 
     assert torch.equal(back(TOKENS).logits, mine(TOKENS))
 
 
-def test_the_config_says_the_sizes_that_other_programs_look_for(tmp_path: Path):
+def test_config_has_the_sizes_of_transformers_names(tmp_path: Path):
     gf.save(loud("gpt2@1m+alibi+gqa:1+swiglu"), None, tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
     assert isinstance(config, GlassformerConfig)
@@ -244,7 +244,7 @@ def test_greedy_equals_ours_with_and_without_a_cache(expression: str):
 
 
 @pytest.mark.parametrize("expression", MODELS)
-def test_a_left_padded_batch_generates_what_its_rows_generate(expression: str):
+def test_left_padded_batch_generates_as_separate_rows(expression: str):
     wrapped = GlassformerForCausalLM.of(loud(expression))
     tokens, mask = padded(ROWS)
     together = wrapped.generate(tokens, attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=1)
@@ -320,7 +320,7 @@ def test_a_cache_that_grows_crops_and_repeats(expression: str):
     assert cache.get_seq_length() == 0
 
 
-def test_a_conversation_goes_on_with_its_cache(pair: Any):
+def test_conversation_continues_with_its_cache(pair: Any):
     _, theirs, wrapped = pair
     ends = []
     for model in (wrapped, theirs):

@@ -121,7 +121,7 @@ def test_own_configs(tree: dict[str, Any], data: st.DataObject) -> None:
         (lambda tree: tree.pop("vocab_size"), "field vocab_size is missing"),
     ],
 )
-def test_what_is_wrong_in_an_own_config_names_its_file(change: Any, says: str, tmp_path: Path) -> None:
+def test_error_in_our_config_names_its_file(change: Any, says: str, tmp_path: Path) -> None:
     gf.save(gf.preset("llama@1m+alibi+layers=1+vocab_size=257").build(), ByteTokenizer(), tmp_path)
     path = tmp_path / "config.json"
     fields = json.loads(path.read_text())
@@ -142,7 +142,7 @@ def test_what_is_wrong_in_an_own_config_names_its_file(change: Any, says: str, t
 @pytest.mark.parametrize(
     ("said", "says"), [({"alphabet": ""}, "needs an alphabet"), ({"alphabet": "a\ud800"}, "lone surrogate")]
 )
-def test_what_is_wrong_in_an_own_tokenizer_names_its_file(said: dict[str, str], says: str, tmp_path: Path) -> None:
+def test_error_in_our_tokenizer_names_its_file(said: dict[str, str], says: str, tmp_path: Path) -> None:
     gf.save(gf.preset("llama@1m+layers=1+vocab_size=257").build(), ByteTokenizer(), tmp_path)
     path = tmp_path / "glassformer_tokenizer.json"
     base = {"glassformer_tokenizer": 1, "kind": "char", "unknown": False, "separator": False}
@@ -182,7 +182,7 @@ def folder(place: Path, **changes: Any) -> Path:
         ({"rms_norm_eps": float("nan")}, "eps"),
     ],
 )
-def test_lies(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_false_sizes_in_a_config_are_refused_quickly(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
     place = folder(tmp_path, **changes)
     begun = time.monotonic()
     with pytest.raises(RequestError) as problem, warnings.catch_warnings():
@@ -201,7 +201,7 @@ def test_a_list_has_an_entry_for_each_layer(count: int) -> None:
         FAMILIES["llama4_text"].config(Fields(fields))
 
 
-def test_a_large_lie_takes_no_memory(tmp_path: Path) -> None:
+def test_huge_false_sizes_take_no_memory(tmp_path: Path) -> None:
     """A config of 4096 layers and a hidden size of a million over a small file."""
     place = folder(tmp_path, num_hidden_layers=4096, hidden_size=1 << 20, intermediate_size=1 << 24)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -241,7 +241,7 @@ def test_broken_configs(text: str, says: str, tmp_path: Path) -> None:
     assert says in sentence(problem)
 
 
-def test_a_field_nobody_knows_is_named(tmp_path: Path) -> None:
+def test_unknown_field_is_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="attention_twist"):
         gf.load(folder(tmp_path, attention_twist=2))
 
@@ -289,7 +289,7 @@ def test_fields_inside_a_field(family: str, said: dict[str, Any], unread: list[s
     assert fields.unread() == unread
 
 
-def test_a_nested_field_nobody_knows_is_named(tmp_path: Path) -> None:
+def test_unknown_nested_field_is_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"may matter: rope_scaling\.twist$"):
         gf.load(folder(tmp_path, rope_scaling={**LINEAR, "twist": 2}))
 
@@ -313,7 +313,7 @@ def gguf_file(place: Path, **changes: Any) -> tuple[Model, Path]:
 
 
 @pytest.mark.parametrize("kind", [list, np.array])
-def test_a_gguf_may_give_a_value_for_each_layer_where_they_are_equal(kind: Any, tmp_path: Path) -> None:
+def test_gguf_may_repeat_an_equal_value_for_each_layer(kind: Any, tmp_path: Path) -> None:
     model, path = gguf_file(tmp_path, **{"llama.attention.head_count_kv": kind([2, 2])})
     tokens = torch.arange(16)[None]
     with torch.no_grad():

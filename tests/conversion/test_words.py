@@ -106,7 +106,7 @@ REFUSED: list[tuple[str, dict[str, Any], Code, str]] = [
 
 
 @pytest.mark.parametrize(("family", "said", "code", "field"), REFUSED)
-def test_what_cannot_be_exact_is_refused(family: str, said: dict[str, Any], code: Code, field: str) -> None:
+def test_settings_without_an_exact_equal_are_refused(family: str, said: dict[str, Any], code: Code, field: str) -> None:
     assert FAMILIES[family].config(Fields({**SIZES}))
     with refused(code=code, field=field):
         FAMILIES[family].config(Fields({**SIZES, **said}))

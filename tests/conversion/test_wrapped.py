@@ -105,7 +105,7 @@ COMPOSED = {
 
 
 @pytest.mark.parametrize("expression", COMPOSED)
-def test_what_no_class_holds_is_loaded_by_the_auto_class_of_its_kind(expression: str, tmp_path: Path):
+def test_composed_model_is_loaded_by_the_auto_class_of_its_kind(expression: str, tmp_path: Path):
     auto, cls = COMPOSED[expression]
     mine = loud(expression)
     start = {"decoder_start_token_id": 0} if mine.encoder is not None else None

@@ -327,7 +327,7 @@ def test_metadata_of_a_large_gguf_file_end_somewhere(tmp_path: Path, text: str):
 
 
 @pytest.mark.parametrize("data", [*gguf_corpus(), *safetensors_corpus()[1:]], ids=lambda data: f"{len(data)}")
-def test_every_beginning_of_a_file_is_refused(tmp_path: Path, data: bytes):
+def test_every_truncated_file_is_refused(tmp_path: Path, data: bytes):
     path = tmp_path / "x"
     path.write_bytes(data)
     with open_tensors(path) as file:
@@ -359,7 +359,7 @@ def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path: Path, lengt
         assert file.tensor("a").tolist() == [0.0]
 
 
-def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path):
+def test_paths_without_a_regular_file_are_refused_without_waiting(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     assert "is not a regular file" in sentence_of(tmp_path / "pipe")
     assert "does not exist" in sentence_of(tmp_path / "nothing")

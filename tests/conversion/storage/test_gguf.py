@@ -64,7 +64,7 @@ PLAIN = [torch.float32, torch.float16, torch.float64, torch.int8, torch.int16, t
     ),
     alignment=st.sampled_from([None, 8, 32, 256]),
 )
-def test_what_gguf_py_writes_is_read(
+def test_files_of_gguf_py_are_read(
     tmp_path_factory: pytest.TempPathFactory,
     scalars: dict[str, tuple[GGUFValueType, Any]],
     arrays: dict[str, tuple[GGUFValueType, list[Any]]],
@@ -117,7 +117,7 @@ METADATA: dict[str, Any] = {
 }
 
 
-def test_what_is_written_is_what_gguf_py_writes_to_the_byte(tmp_path: Path):
+def test_written_files_equal_gguf_pys_bytes(tmp_path: Path):
     generator = torch.Generator().manual_seed(0)
     weights = {
         "token_embd.weight": torch.randn(7, 64, generator=generator),
@@ -190,7 +190,7 @@ def test_round_trip_and_gguf_pys_reader(
         assert same(torch.from_numpy(np.array(theirs[name].data)), tensor)
 
 
-def test_numpy_values_keep_their_type_and_what_has_none_is_refused(tmp_path: Path):
+def test_numpy_values_keep_their_type_and_others_are_refused(tmp_path: Path):
     path = tmp_path / "x.gguf"
     values = {"a": np.uint16(3), "b": np.float64(0.1), "c": np.arange(3, dtype=np.uint8), "d": np.int64(5)}
     write_gguf(path, values, {})
@@ -219,7 +219,7 @@ def test_numpy_values_keep_their_type_and_what_has_none_is_refused(tmp_path: Pat
         ("a", torch.ones(3, 256), "Q4_K", "unsupported", ".type"),
     ],
 )
-def test_what_gguf_cannot_hold_is_refused(
+def test_tensors_that_gguf_cannot_hold_are_refused(
     tmp_path: Path, name: str, tensor: Tensor, dtype: str | None, code: Code, of: str
 ):
     with refused(code=code, field=f"tensor {name!r}{of}"):
@@ -262,7 +262,7 @@ def test_each_format_through_a_file(tmp_path: Path, name: str):
         assert same(turned.T, wanted)
 
 
-def test_versions_2_and_3_nested_arrays_and_bytes_that_are_no_text(tmp_path: Path):
+def test_versions_2_and_3_nested_arrays_and_invalid_utf8_are_read(tmp_path: Path):
     path = tmp_path / "x.gguf"
     nested = fuzz.array(9, 2, fuzz.array(4, 1, struct.pack("<I", 7)) + fuzz.array(8, 1, fuzz.packed_string("x")))
     text = fuzz.packed_string(b"\xff\xfeabc")

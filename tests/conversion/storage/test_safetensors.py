@@ -47,7 +47,7 @@ TENSORS = st.dictionaries(NAMES, st.builds(counted, st.sampled_from(KNOWN), SHAP
 
 @settings(max_examples=100, deadline=None)
 @given(tensors=TENSORS, said=METADATA)
-def test_what_the_reference_writes_is_read(
+def test_files_of_the_reference_are_read(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], said: dict[str, str]
 ):
     path = tmp_path_factory.getbasetemp() / "theirs.safetensors"
@@ -65,9 +65,7 @@ def test_what_the_reference_writes_is_read(
 
 @settings(max_examples=100, deadline=None)
 @given(tensors=TENSORS)
-def test_what_is_written_is_what_the_reference_writes_to_the_byte(
-    tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor]
-):
+def test_written_files_equal_the_references_bytes(tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor]):
     folder = tmp_path_factory.getbasetemp() / "ours"
     write_safetensors(folder, tensors)
     written = (folder / "model.safetensors").read_bytes()
@@ -95,7 +93,7 @@ def test_a_tensor_is_a_view_whose_changes_stay_in_memory(tmp_path: Path):
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
-def test_tensors_that_lie_apart_are_mapped_as_one(tmp_path: Path):
+def test_separate_tensors_are_mapped_as_one(tmp_path: Path):
     """Whole pages are mapped, pages that two tensors share are copied; writes do not reach the file."""
     rows = {"q": 640, "k": 320, "v": 320}
     for dtype in (torch.float32, torch.bfloat16):
@@ -278,7 +276,7 @@ def test_a_source_that_makes_another_shape_is_refused_and_nothing_is_written(tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_writing_converts_views_and_replaces_what_was_there(tmp_path: Path):
+def test_writing_converts_views_and_replaces_old_files(tmp_path: Path):
     base = torch.arange(24.0).view(4, 6)
     (tmp_path / "config.json").write_text("{}")
     write_safetensors(tmp_path, {"a": base, "b": base}, max_shard_bytes=50)
@@ -298,7 +296,7 @@ def test_a_dtype_that_the_format_lacks_is_one_sentence(tmp_path: Path):
         write_safetensors(tmp_path, {"a": torch.zeros(1, dtype=torch.complex128)})
 
 
-def test_a_disk_that_refuses_leaves_what_was_there(tmp_path: Path):
+def test_failed_write_keeps_the_old_files(tmp_path: Path):
     write_safetensors(tmp_path, {"a": torch.ones(3)})
     before = (tmp_path / "model.safetensors").read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -326,7 +324,7 @@ def test_a_file_cut_while_it_is_read_is_one_sentence(tmp_path: Path):
             file.tensor("a")
 
 
-def test_what_a_folder_lacks_is_said(tmp_path: Path):
+def test_missing_files_of_a_folder_are_named(tmp_path: Path):
     with refused(code="missing", field="model.safetensors"):
         open_folder(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
