@@ -33,7 +33,7 @@ _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\n\s*\n")
 
 
 def sentences(n: int) -> list[str]:
-    """The first n different ones of the documentation."""
+    """Returns the first n different sentences of the documentation. Raises ValueError if it has fewer."""
     found: dict[str, None] = {}
     for document in open_corpus("python-docs").documents():
         for sentence in _END.split(document.text):

@@ -360,7 +360,7 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False, quick:
 
 
 def work(encode: Callable[[str], Any], new: int, length: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """task -> (method, arguments)."""
+    """Returns {task: (method, arguments)}."""
     short = encode(PROMPT).tolist()
     draw = random.Random(0)
     eight = [encode(prompt).tolist()[-len(short) :] for prompt in STREAMS]

@@ -135,7 +135,7 @@ OURS, THEIRS = "ours", "transformers"
 
 
 def passes(change: str, peer: Callable[[], nn.Module], s: int) -> Runs:
-    """A training pass of either."""
+    """Returns training passes of a mixer of ours and of the peer's, over s tokens."""
     return {OURS: partial(train, Row(change).build(), s), THEIRS: partial(train, peer(), s)}
 
 
@@ -178,7 +178,7 @@ def bigbird() -> nn.Module:
 
 @torch.no_grad()
 def latent_step(context: int) -> Runs:
-    """A step of decoding with the attention of DeepSeek-V2-Lite."""
+    """Returns decoding steps with the attention of DeepSeek-V2-Lite, ours and theirs, after `context` tokens."""
     from transformers import DeepseekV2Config, DynamicCache
     from transformers.models.deepseek_v2 import modeling_deepseek_v2 as published
 
@@ -289,7 +289,7 @@ def prefill(module: nn.Module, s: int) -> None:
 
 
 def timed(run: Callable[[], None], rounds: int) -> float:
-    """The least seconds of a round."""
+    """Returns the seconds of the fastest round."""
     took: list[float] = []
     while len(took) < rounds and (len(took) < 2 or sum(took) < ENOUGH):
         began = time.perf_counter()
@@ -299,7 +299,7 @@ def timed(run: Callable[[], None], rounds: int) -> float:
 
 
 def in_turn(runs: Runs, rounds: int) -> dict[str, float]:
-    """The least seconds of each side. A side that takes longer than the limit has one round, without any to warm up."""
+    """Returns the seconds of each side's fastest round. A side slower than LIMIT has one round, without warm-up."""
     took: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(2 * rounds + 1):
         for name, run in runs.items():
@@ -313,7 +313,7 @@ def in_turn(runs: Runs, rounds: int) -> dict[str, float]:
 
 
 def grown(run: Callable[[], object]) -> int | None:
-    """Bytes that the resident set grew by at its peak; None where the system does not say."""
+    """Returns the peak growth of the resident set in bytes; None if the system does not report it."""
     try:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
@@ -346,7 +346,8 @@ def decode(module: Any, context: int, rounds: int) -> dict[str, float]:
 
 
 def measured(row: Row, rounds: int, lengths: Sequence[int], contexts: Sequence[int]) -> dict[str, Any]:
-    """{"train": {s: seconds}, "prefill": ..., "memory": {s: bytes}, "decode": {t: seconds}, "state": {t: bytes}}"""
+    """Returns {"train": {s: seconds}, "prefill": {s: seconds}, "memory": {s: bytes}, "decode": {t: seconds}, "state":
+    {t: bytes}}; the keys s and t are text."""
     found: dict[str, dict[int, float]] = {name: {} for name in ("train", "prefill", "memory", "decode", "state")}
     module = row.build()
     for name, run in (("train", train), ("prefill", prefill)):
@@ -375,8 +376,8 @@ def measured(row: Row, rounds: int, lengths: Sequence[int], contexts: Sequence[i
 
 
 def exponent(costs: Mapping[int, float]) -> tuple[float, float] | None:
-    """The slope of log cost over log length from `FITTED_FROM` on, and the half width of its 95 % interval; None where
-    there are fewer than three points."""
+    """Returns the slope of log cost over log length from `FITTED_FROM` on, and the half width of its 95 % interval;
+    None with fewer than three points."""
     pairs = [(math.log(s), math.log(cost)) for s, cost in costs.items() if s >= FITTED_FROM and cost > 0]
     if len(pairs) < 3:
         return None
@@ -412,7 +413,7 @@ def _shown(found: tuple[float, float] | None) -> str:
 
 
 def pairs_table(pairs: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Markdown of what was measured in turn."""
+    """Returns the Markdown of the pairs measured in turn."""
     if not pairs:
         return []
     sides = list(dict.fromkeys(name for one in pairs.values() for name in one))

@@ -20,13 +20,13 @@ from glassformer.conversion.families import FAMILIES
 
 
 def few(count: int) -> settings:
-    """`count` examples, the same at every call."""
+    """Returns settings of hypothesis with `count` examples, equal at every call."""
     return settings(max_examples=count, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
                     suppress_health_check=list(HealthCheck))  # fmt: skip
 
 
 def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dict[str, Any]:
-    """`rounds` models of each family."""
+    """Compares `rounds` models of each family with the published class; returns the largest errors."""
     from tests.conversion.cases import CASES
     from tests.conversion.test_parity import prove
 

@@ -50,7 +50,7 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
 
 @torch.inference_mode()
 def cached(quiet: bool = False) -> list[dict[str, Any]]:
-    """A text of READ tokens, token by token against one pass, and one pass against fp32."""
+    """Compares the logits of READ tokens, read one by one with a state, with those of one pass, and both with fp32."""
     loaded = gf.load(MODEL)
     assert loaded.tokenizer is not None
     text = next(iter(windows_of(loaded.tokenizer, READ, tokens=READ))).batch.inputs[:, :READ]

@@ -55,7 +55,8 @@ Ranking = list[list[int]]
 
 
 def docstrings(most: int) -> Task:
-    """(first line of a docstring, body), each question and each body once; a sample that does not depend on order."""
+    """Returns at most `most` pairs (first line of a docstring, body), each question and each body once; the sample does
+    not depend on the order of files."""
     found: dict[str, str] = {}
     for path in sources(standard_library()):
         try:
@@ -81,7 +82,7 @@ def docstrings(most: int) -> Task:
 
 
 def topics(most: int) -> Task:
-    """(heading, paragraphs below it)"""
+    """Returns at most `most` questions, the headings of topics; relevant are the paragraphs below a heading."""
     questions, texts, relevant = list[str](), list[str](), list[set[int]]()
     for _, text in _topics(standard_library() / "pydoc_data" / "topics.py"):
         heading, *paragraphs = re.split(r"\n\s*\n", text.strip())
@@ -141,7 +142,7 @@ def of_chance(task: Task) -> dict[str, float]:
 
 
 def run(rounds: int = 1, threads: int | None = None, quiet: bool = False, quick: bool = False) -> dict[str, Any]:
-    """Nothing is drawn, so that one round says all."""
+    """Measures all systems on all tasks; `rounds` has no effect, because the scores are deterministic."""
     if threads is not None:
         torch.set_num_threads(threads)
     rows = []

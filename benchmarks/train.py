@@ -54,7 +54,7 @@ def config(family: str) -> ModelConfig:
 
 
 def trained(config: ModelConfig, dtype: str, compile: bool) -> Step:
-    """Our side, as a run trains it."""
+    """Returns a training step of our side, as in a run."""
     how = machine.settings("cpu", dtype, compile=compile)
     model = config.build(seed=0)
     optimizer = AdamWConfig().create(model, RATE, DECAY)
@@ -73,7 +73,7 @@ def trained(config: ModelConfig, dtype: str, compile: bool) -> Step:
 
 
 def loop(model: torch.nn.Module, how: machine.Settings, loss_of: LossOf) -> Step:
-    """The loop that a user of torch writes around a loss."""
+    """Returns the training step that a user of torch writes around a loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=DECAY, fused=True)
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -118,8 +118,8 @@ FAST = ExitStack()
 
 
 def own(family: str, fast: bool) -> Step:
-    """The loop that a user writes over `model.loss`, in the dtype that is faster here; `fast`: in `gf.fast_training()`,
-    for the rest of the process."""
+    """Returns the training step that a user writes over `model.loss`, in the dtype that is faster here; if `fast`, in
+    `gf.fast_training()` for the rest of the process."""
     how = FAST.enter_context(gf.fast_training()) if fast else machine.settings("cpu")
     model = config(family).build(seed=0)
     return loop(model, how, model.loss)
@@ -169,7 +169,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def peak_flops(dtype: torch.dtype, seconds: float = 1.0) -> float:
-    """FLOP/s of a (4096, 384) x (384, 1536) product, the median of what fits in the time: the model's own shape."""
+    """Returns the median FLOP/s of a (4096, 384) x (384, 1536) matmul, a shape of the model, over `seconds`."""
     a, b = torch.randn(BATCH * CONTEXT, 384).to(dtype), torch.randn(1536, 384).to(dtype)
     took = []
     began = time.perf_counter()

@@ -70,7 +70,7 @@ def ours(folder: str, start: int, kind: str | None) -> Write:
 
 
 def shared(texts: list[list[int]], others: list[list[int]]) -> float:
-    """The share of places at which both have the same token."""
+    """Returns the share of positions at which both have the same token."""
     whole = [(a, b) for one, two in zip(texts, others, strict=True) for a, b in zip(one, two, strict=True)]
     return statistics.mean(a == b for a, b in whole)
 

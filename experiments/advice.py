@@ -33,7 +33,7 @@ simplest option of their question; *fields* counts the fields of the config in w
 
 
 def page() -> str:
-    """The document: every question once."""
+    """Returns the page, with every question once."""
     told, asked, ends = [BEGIN], set[str](), [ENDS]
     for goal in ("chat", "long", "train", "fast", "simple", "balanced"):
         found = advise(goal=goal, context=CONTEXT, memory=MEMORY)

@@ -66,7 +66,7 @@ def milliseconds(work: Step) -> float:
 
 
 def in_turn(sides: dict[str, Step], rounds: int, warm: int = 3) -> dict[str, float]:
-    """Side -> median of milliseconds. A side that cannot run is left out, and the reason is reported."""
+    """Returns {side: median milliseconds}. A side that cannot run is left out, and the reason is printed."""
     took: dict[str, list[float]] = {}
     for name, work in sides.items():
         try:
@@ -85,7 +85,7 @@ def in_turn(sides: dict[str, Step], rounds: int, warm: int = 3) -> dict[str, flo
 
 
 def peak(work: Step) -> float:
-    """GiB allocated at most in one call, all that was there before included."""
+    """Returns the peak of allocated memory in one call, in GiB, including earlier allocations."""
     torch.cuda.reset_peak_memory_stats()
     work()
     torch.cuda.synchronize()
@@ -278,7 +278,7 @@ def attention() -> Iterator[dict[str, Any]]:
 
 
 def learning(which: str, s: int) -> dict[str, Any]:
-    """Forward and backward of all tokens."""
+    """Measures a forward and backward pass of each kernel over TOKENS tokens in texts of s."""
     given = calls(s)[which]
     g, dtype = HEADS // given.pop("groups", 1), given.pop("dtype", BF16)
     shapes = [(TOKENS // s, s, n, HEAD_DIM) for n in (HEADS, g, g)]

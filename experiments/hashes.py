@@ -132,7 +132,8 @@ def wait_for(ranks: list[subprocess.Popen[bytes]]) -> None:
 
 
 def killed(place: Path, row: Row) -> str:
-    """The sum of a run whose last rank is killed once a step is saved, by SIGKILL, and the others with it."""
+    """Returns the sum of a run that is ended by SIGKILL once for each entry of KILLS, last rank first, and that one
+    process then finishes."""
     out = run_of(place, row, "killed")
     for world, step in KILLS:
         ranks = start(place, [row], "killed", world)
@@ -154,7 +155,8 @@ def steps_saved(out: Path) -> int:
 
 
 def sum_of(out: Path) -> str:
-    """SHA-256 of weights, buffers and moments, each whole, in the order of their names, and of losses and norms."""
+    """Returns 16 digits of the SHA-256 of all weights, buffers and moments, whole and in the order of their names, and
+    of losses and gradient norms."""
     checkpoint, digest = out / "checkpoints" / (out / "latest").read_text().strip(), hashlib.sha256()
     for kind in ("model", "optimizer"):
         with StoredPieces(sorted(checkpoint.glob(f"{kind}*.safetensors"))) as stored:

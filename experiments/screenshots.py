@@ -34,7 +34,7 @@ class Picture:
 
 
 def glassformer(folder: Path, *words: str) -> None:
-    """The command line, as a reader would type it there."""
+    """Runs the command line in `folder`, as a reader would type it. Raises WorkError if it fails."""
     done = subprocess.run([sys.executable, "-m", "glassformer", *words], cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise WorkError(f"glassformer {' '.join(words)} failed: {done.stderr.strip()}", code="failed")
@@ -46,7 +46,7 @@ def inspection(folder: Path) -> Path:
 
 
 def report(folder: Path) -> Path:
-    """The page of the docs, which `make example` writes: it trains for minutes, and a picture does not."""
+    """Returns the page in docs that `make example` wrote, because making it again takes minutes of training."""
     return DOCS / "example" / "report.html"
 
 

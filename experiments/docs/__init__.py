@@ -201,7 +201,7 @@ def glossary_page() -> str:
 
 
 def index() -> str:
-    """docs/under_glass.md."""
+    """Returns the text of docs/under_glass.md."""
     lines = [
         GENERATED,
         "# Under glass",

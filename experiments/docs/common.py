@@ -22,11 +22,11 @@ class Smol:
     tokenizer: Any
 
     def tokens(self, text: str) -> Tensor:
-        """(1, s)"""
+        """Returns the ids of a text (1, s)."""
         return torch.tensor([list(self.tokenizer.encode(text))])
 
     def token(self, text: str) -> int:
-        """The id of a text of one token."""
+        """Returns the id of a text of one token."""
         (one,) = self.tokenizer.encode(text)
         return int(one)
 

@@ -278,7 +278,7 @@ def written_part(page: PartPage) -> str:
 
 
 def index_of_parts() -> str:
-    """docs/mixers.md."""
+    """Returns the text of docs/mixers.md."""
     at = LENGTHS[3]
     rows = []
     for page in part_pages().values():

@@ -71,7 +71,7 @@ ASKED = {
 
 
 def draw(name: str, function: Callable[..., Any]) -> tuple[Figure, str]:
-    """The figure of a reading, and the call that made it with what it printed, as Markdown."""
+    """Returns the figure of a reading, and its call and printed output as Markdown."""
     if name in OWN:
         return OWN[name]()
     smol, ask = smollm2(), asked(name)
@@ -94,7 +94,7 @@ def draw(name: str, function: Callable[..., Any]) -> tuple[Figure, str]:
 
 
 def position_picture() -> tuple[Figure, str]:
-    """SmolLM2's, and one of each other kind."""
+    """Returns the figure and text of the positions of SmolLM2, and of one model of each other kind."""
     kinds: dict[str, Model | gf.ModelConfig] = {
         "SmolLM2": smollm2().model,
         "yarn x 8": scaled("yarn", 8.0),

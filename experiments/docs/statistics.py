@@ -160,7 +160,7 @@ def flat(value: Any) -> list[float]:
 
 
 def series(rows: list[dict[str, Any]], curves: Curves) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
-    """(place, head) -> steps and values."""
+    """Returns {(place, head): (steps, values)} of a recorded statistic."""
     found: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
     for row in rows:
         for where, value in row["statistics"].get(curves.record, {}).items():
@@ -178,7 +178,7 @@ def layer_of(where: str) -> int:
 
 
 def draw_run(ax: Any, rows: list[dict[str, Any]], curves: Curves) -> list[float]:
-    """A line for each place and head: colour says what, dashes the layer. Returns the last values."""
+    """Draws a line for each place and head, with a colour per place and dashes by layer; returns the last values."""
     last, seen = [], set()
     for (where, _), (steps, values) in series(rows, curves).items():
         layer, place = layer_of(where), where.rsplit(".", 1)[-1]
@@ -198,7 +198,7 @@ RUN_TABLE = ("| | first | last, smallest to largest |", "|---|---|---|")
 
 
 def draw_runs(axes: Iterable[Any], curves: Curves, of: str = "") -> list[str]:
-    """Both runs, in a plot each. Returns their rows of RUN_TABLE."""
+    """Draws each run in a plot; returns their rows of RUN_TABLE."""
     rows = []
     for ax, arm in zip(axes, LEARNING_RATES, strict=False):
         last = draw_run(ax, run(arm).rows, curves)
@@ -211,7 +211,7 @@ def draw_runs(axes: Iterable[Any], curves: Curves, of: str = "") -> list[str]:
 
 
 def draw_trained(ax: Any, curves: Curves, of: str = "") -> str:
-    """A dot for each head or place of SmolLM2, by layer. Returns its row of RUN_TABLE."""
+    """Draws a dot for each head or place of SmolLM2, by layer; returns its row of RUN_TABLE."""
     values: list[float] = []
     for where, value in trained().get(curves.record, {}).items():
         place = where.rsplit(".", 1)[-1]
@@ -374,7 +374,7 @@ def composite_residual() -> tuple[Figure, str]:
 
 
 def entropy_bound() -> tuple[Figure, str]:
-    """The bound, and random rows of that norm."""
+    """Draws the bound, and the entropies of random rows of equal norm; returns the figure and its text."""
     figure = blank(6.8, 3.6)
     ax = style.axes(figure, x="norm s of the row of scores", y="entropy [nats]")
     generator = torch.Generator().manual_seed(0)
@@ -399,7 +399,7 @@ def entropy_bound() -> tuple[Figure, str]:
 
 
 def inverse_participation_ratio() -> tuple[Figure, str]:
-    """Random scores of growing spread, and the limit of long sequences."""
+    """Draws the ratio for random scores of growing spread, and its limit for long texts; returns figure and text."""
     figure = blank(6.8, 3.6)
     ax = style.axes(figure, x="β: scores have the standard deviation β sqrt(log T)", y="IPR")
     betas = torch.linspace(0.1, 4, 40)
@@ -421,7 +421,7 @@ def inverse_participation_ratio() -> tuple[Figure, str]:
 
 
 def cosine_map() -> tuple[Figure, str]:
-    """W_Q of both heads of layer 0, before and after either run."""
+    """Draws the cosine map of W_Q of both heads of layer 0, before and after each run; returns figure and text."""
     figure = blank(10.6, 3.4)
     grid = style.axes(figure, 1, 3)
     models = {"at init": run("healthy").first} | {f"{arm}, step {STEPS}": run(arm).last for arm in LEARNING_RATES}
@@ -510,5 +510,5 @@ OWN: dict[str, Callable[[], tuple[Figure, str]]] = {
 
 
 def draw(name: str, function: Callable[..., Any]) -> tuple[Figure, str]:
-    """The figure of a statistic, and what was measured, as Markdown."""
+    """Returns the figure of a statistic, and its measurements as Markdown."""
     return OWN[name]() if name in OWN else by_step(name)

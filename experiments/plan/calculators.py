@@ -117,5 +117,5 @@ RULES = (
 
 
 def errors(rule: Rule) -> dict[str, float]:
-    """rule / ours - 1 by model."""
+    """Returns {model: rule / ours - 1}."""
     return {name: rule.rule(name) / rule.ours(name) - 1 for name in MODELS}

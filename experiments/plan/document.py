@@ -67,7 +67,7 @@ RULES = f"""Errors of common rules against the exact answer of the config. Train
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """A table of Markdown; columns of `right` are numbers."""
+    """Returns a table in Markdown; the columns in `right` are aligned right."""
     rule = ["--:" if i in right else "---" for i in range(len(headings))]
     lines = [headings, rule, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -110,7 +110,7 @@ def published() -> str:
 
 
 def elsewhere() -> str:
-    """The range of a machine that was not measured, and how it holds for those that were."""
+    """Returns the text about the range of a machine without measurements, tested on the measured machines."""
     _, within = mpt.elsewhere()
     low, high = planning_time.ELSEWHERE
     shares = ", ".join(f"{share:.0%} ({machines()[gpu].title})" for gpu, share in within.items())
@@ -118,7 +118,7 @@ def elsewhere() -> str:
 
 
 def beyond() -> str:
-    """How far the factors of divided layouts hold for sources that they were not chosen from."""
+    """Returns the text about the factors of divided layouts, tested on sources left out of their choice."""
     divided = [one for one in points() if one.divided is not None]
     outside = []
     for one in divided:
@@ -177,7 +177,7 @@ def machine_table() -> str:
 
 
 def written() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     sections = (
         GENERATED, INTRODUCTION, "## Questions", questions(), "## Machines", MACHINES, machine_table(),
         "## Time", model_of_time(), FACTORS, factors(), elsewhere(), beyond(),

@@ -50,7 +50,7 @@ def planned(name: str, batch: int, context: int, layout: str, loss: Loss) -> Tra
 
 
 def points() -> Iterator[Point]:
-    """torchtitan's peak reserved memory in GiB. Its runs compute every second product again, or all of a layer. Those
+    """Yields torchtitan's peak reserved memory in GiB. Its runs recompute every second matmul, or a whole layer. Those
     of December 2024 have all logits at once, as their loss was not compiled (torchtitan e8977b0, 2024-12-18); those of
     June 2025 compiled it."""
 

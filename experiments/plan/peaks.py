@@ -41,7 +41,7 @@ class Sample:
 
 
 def samples(count: int = 30, seed: int = 0) -> list[Sample]:
-    """Drawn from the lists above; every model and optimizer comes up."""
+    """Returns steps drawn from the lists above, with every model and optimizer."""
     draw = random.Random(seed)
     return [
         Sample(
@@ -62,7 +62,7 @@ def measured(one: Sample) -> int:
 
 
 def peak(model: Model, tokens: torch.Tensor, dtype: torch.dtype, kind: str) -> int:
-    """Bytes at the peak of the second of two steps on tokens (b, s), as torch's MemTracker counts them."""
+    """Returns the peak bytes in the second of two steps on tokens (b, s), as torch's MemTracker counts them."""
     optimizer, tracker = Recipe.of(tokens=1, optimizer=kind).optimizer.create(model, 1e-3, 0.1), MemTracker()
     tracker.track_external(model, optimizer)
     with tracker, warnings.catch_warnings():

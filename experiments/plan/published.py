@@ -298,8 +298,8 @@ def points() -> tuple[Point, ...]:
 
 
 def beyond(without: str = "") -> tuple[float, float]:
-    """10th and 90th percentile of what published steps of divided layouts take over what is planned, by all sources but
-    one: `planning.time.BEYOND`."""
+    """Returns the 10th and 90th percentile of published over planned time, of steps of divided layouts in all sources
+    but `without`: `planning.time.BEYOND`."""
     ratios = [one.divided for one in points() if one.divided is not None and one.source != without]
     low, high = np.quantile(ratios, (0.1, 0.9))
     return float(low), float(high)

@@ -38,7 +38,7 @@ def component(name: str, row: str) -> Any:
 
 
 def answers() -> Iterator[Answer]:
-    """In the order of the page."""
+    """Yields the answers in the order of the page."""
     ffn = component("qwen3-8b", "ffn")
     yield Answer(
         "How many parameters has the feed-forward network of Qwen3-8B?", "glassformer plan qwen3-8b --explain",
