@@ -156,13 +156,13 @@ class Elsewhere(Tensor):
 
 
 def _packed(pairs: Tensor, tiles: int) -> Tensor:
-    """4 bits on CUDA and MPS: two neighbours of a row in a byte, the first in its upper half."""
+    """Packs 4-bit weights as CUDA and MPS do: two neighbours of a row per byte, the first in the upper half."""
     assert pairs.dtype == torch.uint8 and (2 * pairs.shape[1]) % (16 * tiles) == 0
     return pairs.clone()
 
 
 def _product(x: Elsewhere, packed: Elsewhere, group: int, scales: Elsewhere) -> Tensor:
-    """x W^T, W = (q - 8) s + z, with s and z (groups, o, 2)."""
+    """Returns x W^T with W = (q - 8) s + z, scales and zeros (groups, o, 2)."""
     q = torch.stack([packed.raw >> 4, packed.raw & 15], -1).flatten(1).float() - 8
     s, z = (part.repeat_interleave(group, 0).t().float() for part in scales.raw.unbind(-1))
     return Elsewhere((x.raw.float() @ (q * s + z).t()).to(x.dtype))
@@ -224,7 +224,7 @@ for _name in (
 
 @contextmanager
 def device(double: bool = True) -> Iterator[str]:
-    """The device's name, while it is there; `double`: whether it has fp64."""
+    """Turns the device on inside the block, with fp64 if `double`; yields its name."""
     if torch.cuda.is_available():
         pytest.skip("a GPU is here, on which `make gpu` tries the same")
     with patch.object(torch, "Generator", _Generator):

@@ -54,7 +54,7 @@ def within(seconds: int) -> Iterator[None]:
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """LLAMA's tree with one value set."""
+    """Returns LLAMA's tree with one value set."""
     tree = LLAMA.to_dict()
     *way, last = [int(step) if step.isdecimal() else step for step in path.split(".")]
     node: Any = tree
@@ -582,7 +582,7 @@ def references(node: Any) -> Iterator[str]:
 
 
 def fits(schema: dict[str, Any], value: Any, defs: dict[str, Any], at: str = "") -> str | None:
-    """Why `value` does not fit, by the keywords this schema uses: a validator of a few lines."""
+    """Returns the reason why `value` violates the schema, None if it fits; knows the keywords that this schema uses."""
     if "$ref" in schema:
         return fits(defs[schema["$ref"].removeprefix("#/$defs/")], value, defs, at)
     for several in ("oneOf", "anyOf"):

@@ -121,7 +121,7 @@ def touched(before: str, change: str) -> set[str]:
 
 
 def own_words() -> dict[str, Word]:
-    """Short names of this package; other tests import parts from outside it."""
+    """Returns the short names of this package; other tests import parts from outside it."""
     every = (word for some in words().values() for word in some)
     outside = {name for name, (_, part) in DECLARED.items() if not part.__module__.startswith("glassformer.")}
     return {word.name: word for word in every if word.name not in outside}
@@ -907,12 +907,12 @@ def test_scales_that_follow_the_width_do_so_at_every_size() -> None:
 
 
 def set_by(base: str, change: str) -> dict[str, object]:
-    """Path -> value of what a change sets in a model."""
+    """Returns {path: value} of the fields that a change sets in a model."""
     return {path: new for path, (_, new) in preset(base).diff(preset(f"{base}+{change}")).items() if new is not None}
 
 
 def both(base: str, first: str, second: str) -> tuple[dict[str, object], list[str]] | None:
-    """(the model of both changes, what was warned of); None if it is refused."""
+    """Returns (the flattened config after both changes, the warnings); None if the second is refused."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

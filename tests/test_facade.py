@@ -83,7 +83,7 @@ def keywords_of(function: Any) -> set[str]:
 
 
 def function_of(verb: str) -> Any:
-    """The function of a verb; None if `gf` does not have it."""
+    """Returns the function of a verb; None if `gf` does not have it."""
     return attrgetter(ELSEWHERE.get(verb, verb))(gf) if verb in ELSEWHERE or hasattr(gf, verb) else None
 
 

@@ -115,7 +115,7 @@ def test_fields_are_documented() -> None:
 
 
 def examples() -> list[tuple[str, list[Any]]]:
-    """Each function, and each class with the methods that it documents, which continue the example of the class."""
+    """Returns (name, objects): a function, or a class and its methods, whose examples continue the class's."""
     held = [(one, cls) for _, one, cls in public()]
     bases = dict.fromkeys(cls for _, cls in held if cls is not None)
     found = {one.__name__: [one] for one, cls in held if cls is None}

@@ -40,7 +40,7 @@ def prompt(b: int = 2, s: int = 4) -> Tensor:
 
 
 def greedy(model: Model, tokens: Tensor, n: int) -> Tensor:
-    """The definition: the whole text through the model, once for each token."""
+    """Returns the greedy text by the definition: a pass over the whole text for each token."""
     with torch.no_grad():
         for _ in range(n):
             tokens = torch.cat([tokens, model(tokens)[:, -1].argmax(-1, keepdim=True)], dim=1)
@@ -434,7 +434,7 @@ def test_a_text_and_a_name_are_refused(call: Any) -> None:
 
 
 def long_roped() -> Model:
-    """Rotary frequencies that change past 12 tokens."""
+    """Returns a model whose rotary frequencies change past 12 tokens."""
 
     def with_scaling(block: BlockConfig) -> BlockConfig:
         mixer = block.mixer

@@ -81,7 +81,7 @@ Row = dict[str, str]
 
 
 def allowed(row: Row) -> bool:
-    """SDPA cannot bend scores: the one pair that is refused."""
+    """Returns False for the one pair that is refused: SDPA cannot cap scores."""
     return not (row.get("kernel") == "kernel=sdpa" and row.get("softcap"))
 
 
@@ -333,7 +333,7 @@ def test_no_model_is_there_twice_and_each_is_what_it_says():
 
 @cache
 def built(case: Case) -> Model:
-    """The model, its weights moved off their start: no bias is zero and no norm is the identity."""
+    """Returns the model with noise on its weights, so that no bias is zero and no norm is the identity."""
     model = case.config().build(seed=0).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -884,7 +884,7 @@ def test_every_kernel_is_the_definition(case: Case, kernel: str):
 
 
 def smooth(config: ModelConfig) -> ModelConfig:
-    """Without edges, where a gradient jumps as rounding moves a value across: relu, and the clip of projections."""
+    """Returns the config without ReLU and clipped projections, whose gradients jump if rounding crosses their edge."""
     tree = config.to_dict()
     for block in (block for stage in tree["stack"] for block in stage["blocks"]):
         if "clip" in block["mixer"]:

@@ -160,7 +160,7 @@ IMPORT = re.compile(r"^ *(from glassformer\S* import (?:\([^)]*\)|[^\n]*))", re.
 
 
 def missing(text: str) -> Iterator[tuple[int, str]]:
-    """(line, name) of each import from this package that fails."""
+    """Yields (line, name) of each import from this package that fails."""
     for found in IMPORT.finditer(text):
         node = ast.parse(found[1]).body[0]
         assert isinstance(node, ast.ImportFrom) and node.module
@@ -336,7 +336,7 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 
 def dangers(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, name) of what unpickles, evaluates or runs text that may come from outside."""
+    """Yields (line, name) of each call that unpickles, evaluates or runs text that may come from outside."""
     roots = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "code", "codeop"}
     full = {"torch.load", "torch.hub", "numpy.load", "builtins.eval", "builtins.exec"}
     called = {"eval", "exec", "__import__", "torch.load", "torch.jit.load", "torch.hub.load", "builtins.eval"}
@@ -387,7 +387,7 @@ OUTSIDE = ("../", "/home/", *(f"{place}/" for place in (Path.home(), Path(tempfi
 
 
 def places(text: str) -> Iterator[tuple[int, str]]:
-    """(line, word) of each place outside the package that a text names."""
+    """Yields (line, word) of each place outside the package that a text names."""
     if any(word in text for word in OUTSIDE):
         for i, line in enumerate(text.splitlines(), 1):
             yield from ((i, word) for word in OUTSIDE if word in line)
@@ -416,8 +416,8 @@ BY_THREAD = {"local", "ContextVar"}
 
 
 def changing(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """(line, name) of what a module keeps and changes: a `global` name, a lower-case variable at its top that is bound
-    twice, a value by thread."""
+    """Yields (line, name) of each changing value of a module: a `global` name, a lower-case variable at its top that is
+    bound twice, a value by thread."""
     bound_at_top: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
@@ -566,7 +566,7 @@ ASKED_FREELY = {
 
 
 def asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, what): questions by class or by attribute name that belong on the part."""
+    """Yields (line, name) of each question by class or attribute name that the part should answer."""
     for node in walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
             words = {getattr(one, "id", getattr(one, "attr", "")) for one in ast.walk(node.args[0])}
@@ -619,7 +619,7 @@ def test_every_exception_is_used():
 
 
 def statements(path: str, method: str) -> list[ast.stmt]:
-    """The statements of a method, `Class.name`, without its docstring."""
+    """Returns the statements of a method, `Class.name`, without its docstring."""
     of, name = method.split(".")
     classes = (node for node in TREES[SRC / path].body if isinstance(node, ast.ClassDef) and node.name == of)
     found = next(
@@ -676,7 +676,7 @@ OTHER_FIELDS = {
 
 
 def state_writes(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, field) of each assignment to a field of a decode state, or into it, but for those to `self`."""
+    """Yields (line, field) of each assignment to a field of a decode state, or into it, except those to `self`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
             place = node.value if isinstance(node, ast.Subscript) else node

@@ -251,7 +251,7 @@ def test_a_second_judge_is_seen(line: str):
 
 
 def numbered(tree: ast.AST) -> list[int]:
-    """The lines on which a dictionary gives its schema as a number."""
+    """Returns the lines on which a dictionary gives its schema as a number."""
     return [
         node.lineno
         for node in ast.walk(tree)

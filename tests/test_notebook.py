@@ -15,7 +15,7 @@ from glassformer.text import ByteTokenizer
 
 
 def rows(shown: str) -> list[list[str]]:
-    """The cells of the table, which must be well-formed."""
+    """Returns the cells of the table, which must be well-formed."""
     return [["".join(cell.itertext()) for cell in row] for row in ET.fromstring(shown).iter("tr")]
 
 

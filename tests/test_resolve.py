@@ -238,7 +238,7 @@ def test_samples_while_training_leave_weights_and_losses_as_they_are(name: str, 
 
 
 def written(run: Path) -> list[int]:
-    """The steps of the texts in the report of a run."""
+    """Returns the steps of the texts in the report of a run."""
     page = (run / "report.html").read_text(encoding="utf-8")
     found = re.search(r'<script type="application/json" id="results">(.*?)</script>', page, re.DOTALL)
     assert found is not None

@@ -33,7 +33,7 @@ V, S, T = 31, 6, 9
 
 
 def towers(tied: bool = False, **changes: object) -> ModelConfig:
-    """Two layers each; the encoder is wider and reads more tokens, unless both share one table."""
+    """Returns a config with two towers of two layers; the encoder is wider and reads more tokens, unless `tied`."""
     reads = BlockConfig(mixer=AttentionConfig(n_heads=2, visibility=BidirectionalConfig()), ffn=FFN, norm=NORM)
     encoder = TowerConfig(
         d_model=None if tied else 24, context=13,

@@ -152,8 +152,8 @@ class Deeper(torch.autograd.Function):
 
 
 def backward_in_autograds_thread(make: Callable[[], Tensor], levels: int = 70) -> None:
-    """`make().sum().backward()` in a thread that autograd started: past 60 backward passes inside each other it takes
-    another one, as it does for every accelerator."""
+    """Runs `make().sum().backward()` in a thread of autograd, which starts one after 60 nested backward passes, and for
+    every accelerator."""
 
     def level(depth: int) -> Tensor:
         x = torch.ones(1, requires_grad=True)

@@ -49,7 +49,7 @@ def read(model: Model, text: str, **more: Any) -> Inspection:
 
 
 def hybrid() -> Model:
-    """Two layers of a recurrence, one of grouped attention, one of attention in a window."""
+    """Returns a model with two layers of Mamba, one of grouped attention, one of attention in a window."""
     small = "llama@1m+layers=1+d_model=16+context=64+vocab_size=257"
     kinds = ("mamba", "mamba", "heads=4+gqa:2", "heads=4+gqa:2+window:9")
     blocks = [preset(f"{small}+{kind}").stack[0].blocks[0] for kind in kinds]

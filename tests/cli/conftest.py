@@ -43,7 +43,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def with_template(folder: str, to: Path) -> str:
-    """Without our own file of the tokenizer, which knows no template."""
+    """Copies a folder and adds a chat template; leaves out our tokenizer file, which has no template."""
     shutil.copytree(folder, to)
     (to / "glassformer_tokenizer.json").unlink()
     settings = json.loads((to / "tokenizer_config.json").read_text())

@@ -39,13 +39,13 @@ def conversation(folder: str, **asked: Any) -> Any:
 
 
 def kept(talk: Any) -> Any:
-    """State after the last answer."""
+    """Returns the state after the last answer."""
     (read,) = talk.session._engine._reads
     return read.state
 
 
 def answer(folder: str, messages: list[dict[str, str]], new: int = 10) -> str:
-    """By reading everything again for each token; the template in Python."""
+    """Returns the greedy answer, with a pass over the whole conversation for each token and the template in Python."""
     text = "".join(f"<{one['role'][0]}>{one['content']}\n" for one in messages) + "<a>"
     loaded, tokens = gf.load(folder), torch.tensor([BYTES.encode(text).tolist()])
     start = tokens.shape[1]

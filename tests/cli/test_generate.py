@@ -33,7 +33,7 @@ Said = pytest.CaptureFixture[str]
 
 
 def greedy(folder: str, prompt: str, new: int) -> list[int]:
-    """By reading everything again for each token."""
+    """Returns the greedy ids, with a pass over the whole text for each token."""
     loaded, tokens = gf.load(folder), torch.tensor([BYTES.encode(prompt).tolist()])
     for _ in range(new):
         with torch.no_grad():
@@ -52,7 +52,7 @@ def made(capsys: Said, *arguments: str, status: int = 0) -> dict[str, Any]:
 
 
 def flat(document: str) -> dict[str, Any]:
-    """The document; of a single text, with its fields at the top too."""
+    """Returns the parsed document; for a single text, with the fields of the text at the top too."""
     found: dict[str, Any] = json.loads(document)
     return {**found["texts"][0], **found} if len(found["texts"]) == 1 else found
 
@@ -599,7 +599,7 @@ BF16_NOISE = 0.1
 
 
 def assert_near(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """The two greedy texts are one, up to a token for which two candidates are equally likely within `BF16_NOISE`."""
+    """Asserts that two greedy texts are equal up to a token with two candidates within `BF16_NOISE`."""
     assert len(mine) == len(theirs)
     for a, b in zip(mine, theirs, strict=True):
         likely = {one["id"]: one["logprob"] for one in a["top"]}

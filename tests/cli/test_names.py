@@ -39,7 +39,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def ended(arguments: Sequence[str], folder: Path) -> tuple[int, str]:
-    """Exit status and standard error of the program in a process that cannot import torch."""
+    """Returns the exit status and the standard error of the program in a process that cannot import torch."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True, cwd=folder, timeout=60
     )

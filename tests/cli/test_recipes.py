@@ -79,7 +79,7 @@ def test_a_design_of_any_budget_is_run_from_its_file(kind: Any, budget: dict[str
 
 
 def tiny(step: dict[str, Any], text: Path, out: Path) -> dict[str, Any]:
-    """The step with a model, a budget and a folder that take seconds."""
+    """Returns the step with a model, a budget and a folder that take seconds."""
     made = {key: value for key, value in step.items() if key not in ("tune", "watch", "budgets", "sizes", "tokens")}
     budget = {"steps": 2} if "steps" in step else {"tokens": 320}
     if step["verb"] == "scale":

@@ -50,7 +50,7 @@ def configs_of(named: dict[str, DesignArm]) -> dict[str, Any]:
 
 
 def planned(named: dict[str, DesignArm], fields: dict[str, Any] = PLAN, match: Any = None) -> dict[str, Recipe]:
-    """The recipes of arms on a text of 50 tokens."""
+    """Returns the recipes of arms on a text of 50 tokens."""
     return recipes(named, configs_of(named), fields, match, 50)
 
 

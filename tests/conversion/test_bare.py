@@ -44,7 +44,7 @@ OWN_WORDS: dict[str, dict[str, Any]] = {
 
 
 def saved(family: str, place: Path, **more: Any) -> tuple[Path, Path]:
-    """The whole model's folder and the bare one's, both as `transformers` writes them."""
+    """Returns the whole model's folder and the bare one's, both as `transformers` writes them."""
     whole = CASES[family].model({**OWN_WORDS.get(family, SIZES), "tie_word_embeddings": True, **more}, 0)
     whole.save_pretrained(place / "whole")
     body = (

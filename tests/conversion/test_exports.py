@@ -40,7 +40,7 @@ CHANGES = (
 
 @cache
 def config_of(expression: str) -> ModelConfig | None:
-    """None where the change does not fit the model."""
+    """Returns the config of an expression; None if the change does not fit the model."""
     try:
         return gf.preset(expression)
     except RequestError:
@@ -52,7 +52,7 @@ def supporting(config: ModelConfig) -> list[ExportTarget]:
 
 
 def loud(config: ModelConfig) -> Model:
-    """A model in which everything speaks."""
+    """Returns a model with noise on all weights, so that every part changes the output."""
     model = config.build(seed=0)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():

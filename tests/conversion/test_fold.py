@@ -29,7 +29,7 @@ TOKENS = torch.randint(61, (3, 11), generator=torch.Generator().manual_seed(5))
 
 
 def trained(expression: str) -> Model:
-    """A few large steps, so that sigma, its estimate and gamma are three different numbers."""
+    """Trains a model for a few large steps, so that sigma, its estimate and gamma differ."""
     model = preset(f"{expression}+{TINY}").build(seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), 5e-2)
     for _ in range(4):

@@ -145,7 +145,7 @@ def test_longrope_comes_back(
 
 
 def changed(path: Path, name: str, pair: int, by: float) -> None:
-    """One divisor of a written file."""
+    """Multiplies one frequency factor of a written file by `by`."""
     tensor = next(one for one in gguf.GGUFReader(path, "r+").tensors if one.name == name)
     tensor.data[pair] *= by
     tensor.data.flush()  # type: ignore[attr-defined]

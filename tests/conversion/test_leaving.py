@@ -130,7 +130,7 @@ SAID = {
 
 
 def talking(place: Path, **said: Any) -> Path:
-    """A folder with a tokenizer, whose generation_config.json is this."""
+    """Writes a folder with a tokenizer and a generation_config.json of these settings; returns its path."""
     gf.save(gf.preset(f"llama@1m+{SHAPE}+vocab_size=257").build(), ByteTokenizer(), place)
     (place / "generation_config.json").write_text(json.dumps(said))
     return place

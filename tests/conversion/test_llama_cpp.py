@@ -109,7 +109,7 @@ def llama_cpp(path: Path, prompts: list[list[int]]) -> list[list[tuple[int, floa
 
 
 def compare(model: Model, path: Path) -> float:
-    """The largest difference of a log-probability."""
+    """Returns the largest difference between our and llama.cpp's log-probabilities."""
     tokens = torch.randint(1, 128, (1, max(LENGTHS)), generator=torch.Generator().manual_seed(1))
     found = llama_cpp(path, [tokens[0, :t].tolist() for t in LENGTHS])
     worst = 0.0
@@ -155,7 +155,7 @@ def test_scalings(scaling: dict[str, Any], tmp_path: Path) -> None:
 
 
 def rewritten(path: Path, **changes: Any) -> Path:
-    """The file with more metadata of its architecture."""
+    """Returns the file with more metadata of its architecture."""
     with open_tensors(path) as file:
         metadata = file.metadata | {f"llama.{key.replace('__', '.')}": value for key, value in changes.items()}
         write_gguf(path.with_name("changed.gguf"), metadata, {name: file.tensor(name) for name in file.entries})

@@ -33,7 +33,7 @@ TOKENS = torch.randint(61, (2, 23), generator=torch.Generator().manual_seed(5))
 
 
 def drawn(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
-    """Random weights: norms near 1, matrices of the size that keeps what passes them."""
+    """Returns random weights: norms near 1, matrices that keep the size of their input."""
     draw = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(shape, generator=draw) / shape[-1] ** 0.5
@@ -50,7 +50,7 @@ ARGUMENTS = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 32, "bias": 
 
 
 def nanogpt(bias: bool) -> dict[str, Tensor]:
-    """The state dict of nanoGPT's model.py, whose embedding is the head."""
+    """Returns the state dict of nanoGPT's model.py, whose embedding is the head."""
     d, shapes = 16, dict[str, tuple[int, ...]]()
     shapes |= {"transformer.wte.weight": (61, d), "transformer.wpe.weight": (32, d), "transformer.ln_f.weight": (d,)}
     for i in range(2):
@@ -66,7 +66,7 @@ def nanogpt(bias: bool) -> dict[str, Tensor]:
 
 
 def computed(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    """The forward pass of nanoGPT's model.py."""
+    """Returns the logits of the forward pass in nanoGPT's model.py."""
     x = w["transformer.wte.weight"][tokens] + w["transformer.wpe.weight"][: tokens.shape[1]]
 
     def norm(name: str, x: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def test_arguments_of_nanogpt_are_read_whole(tmp_path: Path) -> None:
 
 
 def consolidated(n: int, g: int, h: int, d: int, hidden: int, layers: int = 2) -> dict[str, Tensor]:
-    """The state dict of Meta's llama/model.py."""
+    """Returns the state dict of Meta's llama/model.py."""
     shapes: dict[str, tuple[int, ...]] = {
         "tok_embeddings.weight": (61, d),
         "norm.weight": (d,),
@@ -168,7 +168,7 @@ def consolidated(n: int, g: int, h: int, d: int, hidden: int, layers: int = 2) -
 
 
 def of_meta(w: dict[str, Tensor], n: int, g: int, h: int, tokens: Tensor, theta: float = 1e4) -> Tensor:
-    """The forward pass of Meta's llama/model.py: pairs of neighbours are complex numbers, which positions turn."""
+    """Returns the logits of Meta's llama/model.py, which rotates adjacent pairs as complex numbers."""
     x = w["tok_embeddings.weight"][tokens]
     frequencies = theta ** -(torch.arange(0, h, 2).double() / h)
     turns = torch.polar(torch.ones(()).double(), torch.outer(torch.arange(tokens.shape[1]).double(), frequencies))
@@ -461,7 +461,7 @@ def archive(place: Path, pickled: bytes, storages: dict[str, bytes], **more: Any
 
 
 def tensor(key: str = "0", count: int = 4, shape: bytes = b"K\x04\x85", stride: bytes = b"K\x01\x85") -> bytes:
-    """The instructions of a tensor, as torch writes them."""
+    """Returns the instructions of a tensor, as torch writes them."""
     reference = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x00" + key.encode()
     numbers = b"X\x03\x00\x00\x00cpu" + b"\x8a\x08" + count.to_bytes(8, "little") + b"tQ"
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + reference + numbers + b"K\x00" + shape + stride + b"\x89}tR"

@@ -37,7 +37,7 @@ def model_of(family: str, fields: dict[str, Any]) -> Model:
 
 
 def packed(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """The package packs no Q4_K: any bytes are such blocks, where their two scales (halves) are small."""
+    """Returns packed values; for Q4_K, which the package cannot pack, random blocks with two small scales (halves)."""
     if kind != TYPES.Q4_K:
         return quantize(values, kind)
     blocks = np.random.default_rng(0).integers(0, 256, (values.size // 256, 144), dtype=np.uint8)
@@ -46,7 +46,7 @@ def packed(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
 
 
 def repack(plain: Path, to: Path, kind: gguf.GGMLQuantizationType, unpack: bool = False) -> int:
-    """A copy of a GGUF file with its matrices packed, or packed and unpacked again; how many there are."""
+    """Writes a copy of a GGUF file with its matrices packed, or packed and unpacked again; returns their number."""
     reader, count = gguf.GGUFReader(plain), 0
     writer = gguf.GGUFWriter(to, reader.fields["general.architecture"].contents())
     for field in reader.fields.values():

@@ -50,7 +50,7 @@ def gradients(model: Model, family: str) -> dict[str, Tensor]:
 
 
 def prove(family: str, fields: dict[str, Any], seed: int) -> dict[str, float]:
-    """Everything that must hold for one model. Returns the errors."""
+    """Asserts all properties of one model; returns the errors by name."""
     other = CASES[family].model(fields, seed)
     draw = torch.Generator().manual_seed(seed)
     tokens = drawn(CASES[family], other.config, draw)
@@ -132,7 +132,7 @@ AUTO = {
 
 
 def auto_class(model: nn.Module) -> Any:
-    """The Auto class that builds a model of this class from its folder."""
+    """Returns the Auto class that builds a model of this class from its folder."""
     name = type(model).__name__
     return next((auto for end, auto in AUTO.items() if name.endswith(end)), transformers.AutoModel)
 
@@ -180,7 +180,7 @@ def _moving_frequencies(model: Model) -> bool:
 
 
 def same(back: nn.Module, other: nn.Module, unused: str) -> None:
-    """Bit-identical weights."""
+    """Asserts that the weights are identical bit for bit."""
     mine, theirs = back.state_dict(), other.state_dict()
     assert mine.keys() == theirs.keys()
     for name in theirs:

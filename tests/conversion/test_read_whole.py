@@ -17,7 +17,7 @@ FLAGS = {"do_sample", "early_stopping", "renormalize_logits", "token_healing", "
 
 
 def decoding(place: Path, where: str, **said: Any) -> tuple[dict[str, Any], str]:
-    """The settings of decoding that are read, said in one of two files, and the warnings."""
+    """Returns the decoding settings that are read from one of two files, and the warnings."""
     if where == answers.FILE:
         (place / where).write_text(json.dumps(said))
     with warnings.catch_warnings(record=True) as told:

@@ -27,7 +27,7 @@ VERBS = {
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one sentence with which the program ends, exit 2."""
+    """Returns the one-sentence error of the program; asserts exit status 2."""
     assert main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line

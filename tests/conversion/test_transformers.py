@@ -37,7 +37,7 @@ TOKENS = torch.randint(61, (3, 11), generator=torch.Generator().manual_seed(5))
 
 
 def loud(expression: str, seed: int = 3) -> Model:
-    """A model whose every weight speaks, so that no two of its logits are near each other."""
+    """Returns a model with noise on all weights, so that no two of its logits are near each other."""
     model = preset(f"{expression}+{TINY}").build().eval()
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -64,7 +64,7 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
 
 
 def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """(tokens, mask), padded on the left with token 1."""
+    """Returns (tokens, mask), padded on the left with token 1."""
     width = max(map(len, rows))
     tokens = torch.tensor([[1] * (width - len(row)) + row for row in rows])
     return tokens, torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])

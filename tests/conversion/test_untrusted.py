@@ -153,7 +153,7 @@ def test_error_in_our_tokenizer_names_its_file(said: dict[str, str], says: str, 
 
 
 def folder(place: Path, **changes: Any) -> Path:
-    """A sound tiny folder, with some of its config changed."""
+    """Writes a valid tiny folder with changes of its config; returns its path."""
     model = gf.preset("llama@1m+vocab_size=64").build()
     gf.save(model, None, place)
     path = place / "config.json"
@@ -303,7 +303,7 @@ def test_the_hub_offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gguf_file(place: Path, **changes: Any) -> tuple[Model, Path]:
-    """A sound tiny llama as a GGUF, with some of its metadata changed."""
+    """Writes a valid tiny llama as GGUF with changes of its metadata; returns the model and the path."""
     model = gf.preset("llama@1m+layers=2+d_model=32+heads=4+kv_heads=2+vocab_size=257").build(seed=3)
     write_model(model, ByteTokenizer(), place / "sound.gguf", "F32")
     with open_tensors(place / "sound.gguf") as file:

@@ -24,7 +24,7 @@ TWO = TINY.replace("layers=2", "layers=1")
 
 
 def theirs(mine: Model, place: Path, auto: Any) -> Any:
-    """The published model with the same weights."""
+    """Returns the published model with the same weights."""
     assert gf.save(mine, None, place).model_type != "glassformer"
     return auto.from_pretrained(place).eval()
 

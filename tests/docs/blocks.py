@@ -51,7 +51,7 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """The fenced blocks of a page."""
+    """Returns the fenced blocks of a page."""
     return [
         Block(found["language"], text.count("\n", 0, found.start("fence")) + 1, found["code"], found["mark"] or "")
         for found in FENCE.finditer(text)

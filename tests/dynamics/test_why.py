@@ -58,7 +58,7 @@ def same(statistic: str, where: str, step: int, head: int, value: float) -> floa
 
 
 def metrics(loss: Callable[[int, float], float] = lambda step, loss: loss, warm: bool = True) -> list[dict[str, Any]]:
-    """A loss from 4.2 down to 2, with noise."""
+    """Returns rows of a run whose loss falls from 4.2 to 2, with noise."""
     noise = np.random.default_rng(0).normal(size=STEPS + 1) * 0.05
     return [
         {"step": t, "loss": loss(t, 2 + 2.2 * math.exp(-t / 40) + noise[t]), "grad_norm": 0.9,
@@ -210,7 +210,7 @@ def times(statistic: str, where: str, factor: float, since: int = 100, head: int
 
 
 def per_step(name: str, place: str, step: int, head: int, value: float) -> float:
-    """A learning rate thirty times too large: at its peak, first updates of four times the weights; then large ones."""
+    """Returns update ratios as of a learning rate thirty times too large: 0.4 at step 1, then 0.05."""
     return {1: 0.4}.get(step, 0.05) if name == "update_ratio" else value
 
 
@@ -667,7 +667,8 @@ def growing(model: Model) -> None:
 
 @contextmanager
 def batches_of(make: Callable[[int, Tensor], tuple[Tensor, Tensor]], patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Training reads what `make` makes of the tokens (b, context + 1) of each step: inputs and targets."""
+    """Replaces the batches of training, inside the block, by `make(step, tokens (b, context + 1))`: inputs and
+    targets."""
 
     class Corrupted(Batches):
         def __getitem__(self, step: int) -> Any:
@@ -705,22 +706,22 @@ def as_it_is(step: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def one_batch(change: Callable[[Tensor], Tensor]) -> Callable[[int, Tensor], tuple[Tensor, Tensor]]:
-    """Step AT + 1 reads other tokens."""
+    """Returns a `make` for `batches_of` that changes the tokens of step AT + 1."""
     return lambda step, tokens: as_it_is(step, change(tokens) if step == AT else tokens)
 
 
 def a_file_of_noise(step: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """One sequence in eight, as of a folder with a binary file."""
+    """Returns a batch with noise in one sequence of eight, on average, as from a folder with a binary file."""
     return as_it_is(step, torch.where(torch.arange(len(tokens))[:, None] == step % 4, noise(tokens), tokens))
 
 
 def two_ahead(step: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels that are shifted once more than they should be."""
+    """Returns a batch whose labels are shifted by one token too many."""
     return tokens[:, :-2], tokens[:, 2:]
 
 
 def half_a_sum(model: Model, at: int = 8) -> None:
-    """From step `at` on: a kernel that adds up in float16 where autocast lowers the precision."""
+    """Makes a layer, from step `at` on, add up in float16 whenever autocast lowers the precision."""
     calls = 0
 
     def add_up(module: object, given: object, value: Tensor) -> Tensor:

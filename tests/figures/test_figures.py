@@ -109,7 +109,7 @@ def test_words_are_escaped_and_markup_is_not() -> None:
 
 
 def _numbers(svg: str) -> list[float]:
-    """Every coordinate of a drawing; parsing it also proves that it is well formed."""
+    """Returns every coordinate of a drawing; parsing it also proves that it is well formed."""
     tree = ElementTree.fromstring(svg)
     keys = ("d", "x", "y", "cx", "cy", "r", "x1", "x2", "y1", "y2", "width", "height", "viewBox")
     values = [value for node in tree.iter() for key, value in node.attrib.items() if key in keys]
@@ -233,7 +233,7 @@ def _times(matrix: Sequence[Sequence[float]], vector: Sequence[float]) -> list[f
 
 
 def _oklab(linear: Sequence[float]) -> list[float]:
-    """Ottosson 2020."""
+    """Returns the Oklab coordinates of a linear RGB colour (Ottosson 2020)."""
     cones = _times(((0.4122214708, 0.5363325363, 0.0514459929), (0.2119034982, 0.6806995451, 0.1073969566),
                     (0.0883024619, 0.2817188376, 0.6299787005)), [min(max(v, 0.0), 1.0) for v in linear])  # fmt: skip
     return _times(((0.2104542553, 0.7936177850, -0.0040720468), (1.9779984951, -2.4285922050, 0.4505937099),
@@ -246,7 +246,7 @@ def _linear(hexa: str) -> list[float]:
 
 
 def _scheme(scheme: int) -> dict[str, str]:
-    """The colours of the style sheet: 0 light, 1 dark."""
+    """Returns the colours of the style sheet: 0 light, 1 dark."""
     rules = re.findall(r":root \{(.*?)\n *\}", stylesheet(), re.S)[scheme]
     return dict(re.findall(r"--gf-([\w-]+): (#[0-9a-f]{6})", rules))
 

@@ -21,7 +21,7 @@ unit = heat_scale("entropy", [], low=0, high=1)
 
 
 def cells(svg: str) -> list[tuple[tuple[float, float, float, float], str, str]]:
-    """(left, top, right, bottom), class and title of every cell; parsing proves that the drawing is well formed."""
+    """Returns box (left, top, right, bottom), class and title of every cell; parsing proves that the SVG is valid."""
     found = []
     for node in ElementTree.fromstring(svg).iter("path"):
         kind = node.get("class", "")
@@ -137,7 +137,7 @@ def test_the_picture_is_named_for_those_who_cannot_see_it() -> None:
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance of WCAG 2."""
+    """Returns the relative luminance of WCAG 2."""
     shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -52,7 +52,7 @@ def found_by_theirs(other: Any, tokens: Tensor, asked: dict[str, Any]) -> list[B
 
 
 def drawn(seed: int) -> dict[str, Any]:
-    """A request. Where many tokens end a text, it matters when the search is over."""
+    """Returns the options of a random request; many end tokens make the end of the search matter."""
     random = torch.Generator().manual_seed(seed)
 
     def one_of(*values: Any) -> Any:
@@ -91,7 +91,7 @@ def tiny(expression: str = "llama", vocab: int = 5) -> Model:
 
 @torch.no_grad()
 def all_texts(model: Model, tokens: Tensor, count: int, ends: set[int]) -> list[Beam]:
-    """Every text up to `count` tokens, by its log-probability."""
+    """Returns every text up to `count` tokens, by its log-probability."""
     every = torch.tensor(list(product(range(5), repeat=count)))
     logp = model(torch.cat([tokens.expand(len(every), -1), every], dim=1)).log_softmax(-1)
     each = logp[:, tokens.shape[1] - 1 : -1].gather(2, every[..., None])[..., 0]

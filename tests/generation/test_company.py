@@ -26,7 +26,7 @@ KINDS = ["llama", "gpt2", "bloom", "mistral+window:20", "llama+nope+softcap:5", 
 
 @cache
 def built(expression: str, bits: str = "") -> Model:
-    """With a product of more numbers than oneDNN adds up at once."""
+    """Returns a model with a matmul over more elements than oneDNN adds up at once."""
     name, *changes = expression.split("+")
     wide = "" if "mamba" in expression else "+hidden=1152"
     small = f"layers=2+d_model=128+heads=4+vocab_size={VOCAB}+context=512+init=gpt2+init.std=0.1{wide}"

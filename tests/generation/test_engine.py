@@ -252,7 +252,7 @@ def test_kept_prompt_states_are_bounded(monkeypatch: pytest.MonkeyPatch):
 
 @contextmanager
 def interrupted(model: Model, site: str) -> Iterator[None]:
-    """Ctrl-C in the middle of a pass of the model."""
+    """Raises KeyboardInterrupt at a site inside each pass of the model, and expects it to leave the block."""
 
     def strike(*_: object) -> None:
         raise KeyboardInterrupt

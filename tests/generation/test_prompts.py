@@ -31,7 +31,7 @@ TEXTS = ["to be, or not", "<|user|>to be<|end|>", "<s>again", "ünï <|end|> x"]
 
 
 def folder(place: Path, added: str | None) -> Path:
-    """A tiny Llama with byte-level BPE, whose post-processor adds special tokens."""
+    """Returns a tiny Llama with byte-level BPE, whose post-processor adds special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     library = Library(models.BPE(vocab={one: i for i, one in enumerate(alphabet)}, merges=[]))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -28,7 +28,7 @@ def one(logits: Tensor, sampling: Sampling, history: list[int] | None = None, ge
 
 
 def drawn(logits: Tensor, sampling: Sampling, count: int, seed: int = 0) -> Tensor:
-    """How often each token of (v,) is drawn."""
+    """Returns how often each token is drawn (v,)."""
     rows = logits.expand(count, -1)
     found = choose(rows, [sampling] * count, generators=[row_generator(seed, 0, "cpu")] * count)
     assert not found.bad.any()
@@ -36,7 +36,7 @@ def drawn(logits: Tensor, sampling: Sampling, count: int, seed: int = 0) -> Tens
 
 
 def chance(counts: Tensor, expected: Tensor) -> float:
-    """Chi-squared: the probability that counts as far from the expected distribution come from it."""
+    """Returns the chi-squared p-value of `counts` under the expected distribution."""
     possible = expected > 0
     assert counts[~possible].sum() == 0, "a token of probability 0 was drawn"
     if possible.sum() == 1:
@@ -57,7 +57,7 @@ def normal(weights: Tensor) -> Tensor:
 
 
 def typical_of_p(mass: float) -> Tensor:
-    """By the definition, in plain Python."""
+    """Returns the probabilities after typical sampling with `mass`, by the definition in plain Python."""
     p = P.tolist()
     entropy = -sum(q * math.log(q) for q in p)
     order = sorted(range(8), key=lambda token: abs(-math.log(p[token]) - entropy))

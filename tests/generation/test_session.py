@@ -39,7 +39,7 @@ def llm(expression: str = "llama", seed: int = 1, **more: Any) -> Loaded:
 
 
 def ids_of(loaded: Loaded, text: str, new: int, **rule: Any) -> list[int]:
-    """New ids of `gf.generate`, up to the end."""
+    """Returns the new ids of `gf.generate`, up to the end token."""
     prompt = BYTES.encode(text).tolist()
     return gf.generate(loaded.model, [prompt], new, **rule)[0][len(prompt) :]
 
@@ -646,7 +646,7 @@ def test_a_closed_session_computes_nothing(tmp_path: Path):
 
 
 def ask_of(loaded: Loaded) -> dict[tuple[str, str], list[Callable[[], Any]]]:
-    """Wrong requests by (code, field)."""
+    """Returns wrong requests by (code, field)."""
     session = gf.Session(loaded)
     two = session.options(n=2, temperature=1.0)
     return {

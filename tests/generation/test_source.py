@@ -52,7 +52,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
 
 
 def wanted(other: Any, source: torch.Tensor, real: torch.Tensor, width: int) -> list[list[int]]:
-    """The new tokens of each row by `transformers`, with the one that ends it."""
+    """Returns the new tokens of each row by `transformers`, with the one that ends it."""
     end, start = other.config.eos_token_id, other.config.decoder_start_token_id
     out = other.generate(source, attention_mask=real, num_beams=width, do_sample=False, max_new_tokens=NEW)
     rows = [row[1:] for row in out.tolist()]
@@ -61,7 +61,7 @@ def wanted(other: Any, source: torch.Tensor, real: torch.Tensor, width: int) -> 
 
 
 def sources() -> tuple[torch.Tensor, torch.Tensor]:
-    """Four, of 9, 9, 4 and 1 tokens."""
+    """Returns four sources (4, 9) of 9, 9, 4 and 1 tokens, and their mask."""
     source = torch.randint(3, 61, (4, 9), generator=torch.Generator().manual_seed(2))
     real = torch.ones_like(source)
     real[2, 4:] = real[3, 1:] = 0

@@ -41,7 +41,7 @@ def tiny(expression: str = "llama", seed: int = 1, vocab: int = VOCAB, context: 
 
 
 def near(model: Model, noise: float = 0.05) -> Model:
-    """One that often agrees with it."""
+    """Returns a model that often agrees with `model`."""
     other = model.config.build(seed=None).eval()
     draw = torch.Generator().manual_seed(3)
     weights = {k: w + noise * w.std() * torch.randn(w.shape, generator=draw) for k, w in model.state_dict().items()}
@@ -55,7 +55,7 @@ def prompt(length: int = 9, vocab: int = VOCAB) -> Tensor:
 
 @torch.no_grad()
 def written(model: Model, tokens: Tensor, count: int, sampling: Sampling = GREEDY) -> list[int]:
-    """The definition, greedy: the whole text through the model, once for each token."""
+    """Returns the sampled tokens by the definition: a pass over the whole text for each token."""
     text = tokens
     for _ in range(count):
         logits = warp(model(text)[:, -1], sampling, [text[0]], [tokens.shape[1]])
@@ -245,8 +245,8 @@ def exact(model: Model, tokens: Tensor, count: int, sampling: Sampling) -> Tenso
 
 
 def improbable(proposer: Proposer, tokens: Tensor, sampling: Sampling, runs: int = 800) -> float:
-    """The least chance, over the joint distributions of two neighbours among the first three tokens, that what is
-    written has the distribution it should; cells that hardly occur are counted as one."""
+    """Returns the smallest chi-squared p-value of the joint distributions of tokens 1 and 2, and 2 and 3, against their
+    definition; rare cells are counted as one."""
     p = exact(TARGET, tokens, 3, sampling)
     counts = torch.zeros_like(p)
     for seed in range(runs):

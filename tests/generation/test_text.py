@@ -196,7 +196,7 @@ def byte_level() -> FileTokenizer:
 
 
 def byte_names() -> list[str]:
-    """The character of each byte, read off a tokenizer of bytes."""
+    """Returns the character of each byte, read off a tokenizer of bytes."""
     names = {number: name for name, number in equivalent(ByteTokenizer()).ids().items()}
     return [names[byte] for byte in range(256)]
 
@@ -233,7 +233,7 @@ def pieces_of(tokenizer: Any, tokens: Iterable[int]) -> list[str]:
 
 
 def tokens_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Any, with runs of one token, and those that are bytes, marks or added more often than by chance."""
+    """Returns a strategy of token lists with runs of one token; bytes, marks and added tokens are more frequent."""
     last = tokenizer.vocab_size - 1
     notable = st.sampled_from([0, 1, *range(max(0, last - 9), last + 1)])
     one = st.one_of(st.integers(0, last), st.integers(0, min(300, last)), notable)

@@ -70,7 +70,7 @@ CALLS: dict[str, Callable[[int, int], dict[str, Any]]] = {
 
 
 def moved(given: Any, device: str) -> Any:
-    """A part of a call on a device, with the tensors that its visibility holds."""
+    """Returns an argument of a call on a device, with the tensors that its visibility holds."""
     if isinstance(given, Tensor):
         return given.to(device)
     if isinstance(given, tuple):
@@ -96,7 +96,7 @@ def results(
     kernel: Kernel, which: str, s: int, t: int, g: int, h: int, device: str, dtype: torch.dtype, to: torch.dtype,
     width: int | None = None, learns: bool = True,
 ) -> list[Tensor]:  # fmt: skip
-    """z, and the gradients of all that learns, from inputs that are rounded to `dtype` and computed with in `to`."""
+    """Returns z, and the gradients of all inputs that learn; inputs are rounded to `dtype`, computed in `to`."""
     shapes = [(2, s, 4, h), (2, t, g, h), (2, t, g, width or h)]
     leaves = [random(*shape, seed=1 + i).to(dtype).to(device, to) for i, shape in enumerate(shapes)]
     given = arguments(which, s, t, device)

@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 def measured(config: ModelConfig, batch: int, dtype: str, optimizer: str, compile: bool) -> tuple[int, int, float]:
-    """(allocated, reserved) bytes at most over three training steps, and the seconds of the last."""
+    """Returns (allocated, reserved, seconds): the peaks in bytes over three training steps, the time of the last."""
     how = machine.settings("cuda", dtype, compile=compile)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -39,7 +39,7 @@ VOCAB, LONG = 61, 160
 
 @cache
 def small(name: str) -> Model:
-    """With heads of 16 or more, which FlexAttention takes, and its weights moved off their start."""
+    """Returns a model with noise on its weights, and heads of 16 or more, which FlexAttention requires."""
     name, _, change = name.partition("+")
     sizes = f"d_model=64+vocab_size={VOCAB}+context=256{change and '+'}{change}"
     for more in ("+layers=2+heads=4", "+heads=4", "+layers=2", ""):
@@ -57,7 +57,7 @@ def small(name: str) -> Model:
 
 
 def read(model: Model, packed: bool) -> tuple[Tensor, dict[str, Any]]:
-    """Input for a model of this kind, on the device of the model."""
+    """Returns input for a model of this kind, on the device of the model."""
     patches = model.config.embedding.patches
     if patches is not None:
         pixels = torch.randn(2, 3, patches.size, patches.size, generator=torch.Generator().manual_seed(0))
@@ -72,7 +72,7 @@ def read(model: Model, packed: bool) -> tuple[Tensor, dict[str, Any]]:
 
 
 def learnt(model: Model, packed: bool, dtype: torch.dtype | None = None) -> tuple[Tensor, list[Tensor]]:
-    """The output for that input, and all gradients of weights."""
+    """Returns the output for that input, and all gradients of weights."""
     tokens, given = read(model, packed)
     model.zero_grad(set_to_none=True)
     with torch.autocast(model.device.type, dtype, enabled=dtype is not None):

@@ -21,7 +21,7 @@ ROPES = st.sampled_from(
 
 @st.composite
 def deepseek(draw: st.DrawFn, **more: st.SearchStrategy[Any]) -> dict[str, Any]:
-    """The fields that all versions share."""
+    """Returns the fields that all versions share."""
     n = draw(st.sampled_from([1, 2, 3]))
     layers = draw(st.integers(1, 3))
     groups = draw(st.sampled_from([1, 2, 3]))

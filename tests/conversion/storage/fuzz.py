@@ -52,7 +52,7 @@ def packed_string(text: str | bytes) -> bytes:
 
 
 def pair(key: str | bytes, code: int, value: bytes) -> bytes:
-    """One metadata pair of a GGUF file."""
+    """Returns one metadata pair of a GGUF file."""
     return packed_string(key) + struct.pack("<I", code) + value
 
 
@@ -61,21 +61,21 @@ def array(code: int, count: int, values: bytes) -> bytes:
 
 
 def info(name: str, dims: tuple[int, ...], code: int, offset: int) -> bytes:
-    """One row of a GGUF file's table of tensors; `dims` as on disk."""
+    """Returns one row of a GGUF file's table of tensors; `dims` as on disk."""
     return packed_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, code, offset)
 
 
 def gguf(
     pairs: list[bytes], infos: list[bytes], data: bytes = b"", version: int = 3, alignment: int = 32, **counts: int
 ) -> bytes:
-    """A GGUF file; `tensors=` and `keys=` state other counts than the true ones."""
+    """Returns a GGUF file; `tensors=` and `keys=` state other counts than the true ones."""
     head = struct.pack("<4sIQQ", b"GGUF", version, counts.get("tensors", len(infos)), counts.get("keys", len(pairs)))
     head += b"".join(pairs) + b"".join(infos)
     return head + bytes(-len(head) % alignment) + data
 
 
 def container(header: bytes, data: bytes = b"", length: int | None = None) -> bytes:
-    """A safetensors file with this header; `length=` states another length than the true one."""
+    """Returns a safetensors file with this header; `length=` states another length than the true one."""
     return struct.pack("<Q", len(header) if length is None else length) + header + data
 
 
@@ -163,7 +163,7 @@ def _written(name: str, data: bytes) -> Path:
 
 
 def _use(file: TensorFile, size: int) -> None:
-    """Everything that a reader of a file may ask for, and that the answers agree."""
+    """Reads every tensor in every way that a file offers, and asserts that the results agree."""
     for name, entry in file.entries.items():
         assert entry.offset >= 0 and entry.offset + entry.nbytes <= size, entry
         tensor = file.tensor(name)
@@ -208,7 +208,7 @@ TINY = "+layers=2+d_model=16+heads=2+hidden=64+vocab_size=264+context=16"
 
 
 def model_corpus() -> list[bytes]:
-    """Whole models, of a few of llama.cpp's families."""
+    """Returns whole models, of a few of llama.cpp's families."""
     found = []
     for seed, name in enumerate(MODELS):
         config = preset(f"{name}{TINY}")
@@ -254,7 +254,7 @@ TOKENS += [
 
 
 def mutate(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
-    """One to four changes: bits, numbers, truncation, and pieces that are moved, doubled, or taken from `others`."""
+    """Returns `data` with one to four changes: bits, numbers, truncation, pieces moved, doubled or from `others`."""
     mutant = bytearray(data)
     for _ in range(rng.choice([1, 1, 1, 2, 2, 3, 4])):
         at = rng.randrange(len(mutant) + 1)
@@ -307,7 +307,7 @@ def odd_value(rng: random.Random) -> Any:
 
 
 def mutate_values(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
-    """One to three of the metadata of a whole model are others, or away; most of them about its shape."""
+    """Returns a whole model with one to three metadata values changed or removed, most of them about its shape."""
     with open_tensors(_written("seed.gguf", data)) as file:
         metadata, tensors = dict(file.metadata), {name: file.tensor(name).clone() for name in file.entries}
     architecture = metadata["general.architecture"]

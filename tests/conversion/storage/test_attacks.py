@@ -55,7 +55,7 @@ def bounded(nbytes: int = BYTES) -> Iterator[None]:
 
 
 def sentence_of(path: Path, opening: Callable[[Path], object] = open_tensors, nbytes: int = BYTES) -> str:
-    """The sentence with which `path` is refused."""
+    """Returns the one-sentence error of opening `path`."""
     with bounded(nbytes), pytest.raises(RequestError) as caught:
         opening(path)
     text = str(caught.value)
@@ -67,13 +67,13 @@ def sentence_of(path: Path, opening: Callable[[Path], object] = open_tensors, nb
 
 
 def described(**changes: object) -> bytes:
-    """A file of one F32 tensor of three values, but for `changes` to its description."""
+    """Returns a file of one F32 tensor of three values, with `changes` to its description."""
     said = {"dtype": "F32", "shape": [3], "data_offsets": [0, 12], **changes}
     return container(json.dumps({"a": said}).encode(), bytes(12))
 
 
 def two(a: tuple[int, int], b: tuple[int, int], size: int) -> bytes:
-    """Two U8 tensors at these offsets."""
+    """Returns two U8 tensors at these offsets."""
     said = {n: {"dtype": "U8", "shape": [e - s], "data_offsets": [s, e]} for n, (s, e) in {"a": a, "b": b}.items()}
     return container(json.dumps(said).encode(), bytes(size))
 
@@ -141,7 +141,7 @@ def test_safetensors(tmp_path: Path, attack: str):
 
 
 def repeated(pattern: str, size: int) -> bytes:
-    """`pattern` with a running number for %d, again and again up to `size` bytes."""
+    """Returns `pattern` repeated with a running number for %d, up to `size` bytes."""
     count = size // len(pattern % 1_000_000)
     return "".join([pattern % i for i in range(1_000_000, 1_000_000 + count)]).encode()
 

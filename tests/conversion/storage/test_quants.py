@@ -33,7 +33,7 @@ HALVES: dict[str, list[int]] = {
 
 
 def random_blocks(name: str, count: int, seed: int = 0) -> np.ndarray:
-    """(count, bytes) uint8: any bits, but every scale a finite number."""
+    """Returns random blocks (count, bytes) as uint8, with finite scales."""
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (count, FORMATS[name].nbytes), dtype=np.uint8)
     for at in HALVES[name]:

@@ -25,7 +25,7 @@ KNOWN = sorted(set(safetensors.torch._TYPES.values()), key=str)
 
 
 def counted(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    """Any bits (only 0 and 1 for booleans)."""
+    """Returns a tensor of random bits (only 0 and 1 for booleans)."""
     generator = torch.Generator().manual_seed(seed)
     size = torch.Size(shape).numel() * dtype.itemsize
     data = torch.randint(0, 2 if dtype is torch.bool else 256, (size,), dtype=torch.uint8, generator=generator)
@@ -33,7 +33,7 @@ def counted(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> Tensor
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Equal in dtype, shape and every bit."""
+    """Returns True if two tensors are equal in dtype, shape and every bit."""
     x, y = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(x, y)
 
