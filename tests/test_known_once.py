@@ -357,7 +357,7 @@ def test_text_is_written_by_one_mechanism():
 
 
 def framing(text: str) -> bool:
-    """True if the code reads the style sheet of pages, which only their frame does."""
+    """Returns True if the code reads the style sheet of pages, which only their frame does."""
     return "report.css" in text
 
 

@@ -244,7 +244,7 @@ def test_divisors_of_frequencies(
 
 
 def eight_bits(x: Tensor) -> Tensor:
-    """x (..., 32 k) rounded as llama.cpp rounds the input of a Q8_0 product: whole steps of max|block of 32| / 127; the
+    """Returns x (..., 32 k) rounded as llama.cpp rounds the input of a Q8_0 product: whole steps of max|block of 32| / 127; the
     steps are kept in 16 bits."""
     blocks = x.unflatten(-1, (-1, 32))
     step = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
