@@ -244,8 +244,8 @@ def test_divisors_of_frequencies(
 
 
 def eight_bits(x: Tensor) -> Tensor:
-    """Returns x (..., 32 k) rounded as llama.cpp rounds the input of a Q8_0 product: whole steps of max|block of 32| / 127; the
-    steps are kept in 16 bits."""
+    """Returns x (..., 32 k) rounded as llama.cpp rounds inputs of Q8_0 matmuls: to multiples of max|block of 32| / 127
+    in 16 bits."""
     blocks = x.unflatten(-1, (-1, 32))
     step = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
     return ((blocks / step).round() * step.half()).flatten(-2)
