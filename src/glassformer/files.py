@@ -328,7 +328,7 @@ def _writable(name: str | Path, file: bool) -> Path:
         raise RequestError("out is empty; name a file or folder", code="missing", field="out", value="")
     try:
         if file and path.exists() and not path.is_file():
-            what = "a folder" if path.is_dir() else "no regular file"
+            what = "a folder" if path.is_dir() else "not a regular file"
             raise RequestError(f"{path} is {what}; name a file", code="exists", field="out", value=str(path))
         folder = path.parent if file else path
         new = [one for one in (folder, *folder.parents) if not one.exists()]

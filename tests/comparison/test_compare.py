@@ -68,7 +68,7 @@ def test_sizes_far_apart_are_refused_with_the_reason() -> None:
     assert note.startswith("Time is equal and size is not") and all(size in note for size in sizes)
     with pytest.raises(RequestError) as caught:  # what it says would do, does
         fairness(arms(["llama@1m", "llama@1m+retention"]), allow_unmatched=False)
-    named = str(caught.value).split("; ")[1].split(" has as many")[0]
+    named = str(caught.value).split("; ")[1].split(" has the same size")[0]
     assert named.startswith("llama@1m+retention+hidden=") and not fairness(arms(["llama@1m", named]), False)
 
 
@@ -177,7 +177,7 @@ def test_arm_can_have_a_separate_recipe() -> None:
         "gpt2@1m+recipe.warmup=0.3 is trained by its own recipe (warmup=0.3): it is the model of gpt2@1m, so what "
         "differs is the recipe."
     )
-    assert second.endswith("of its own (adam_eps=1e-6, clip=none).")
+    assert second.endswith("by its own recipe (adam_eps=1e-6, clip=none).")
     alike = arms([f"gpt2@1m+{change}+recipe.warmup=0.3" for change in ("rope", "swiglu", "rmsnorm")])
     (note,) = likeness(alike, configs_of(alike), planned(alike))
     assert note.endswith("gpt2@1m+rmsnorm+recipe.warmup=0.3 are trained by their own recipe (warmup=0.3).")

@@ -123,7 +123,7 @@ def test_a_pipe_does_not_hang(name: str, verb: str, place: Path, capsys: pytest.
         (".", ["--to", "gguf"], "is a folder"),
         ("folder.gguf", [], "is a folder"),
         ("taken/model.gguf", [], "is a file"),
-        ("pipe.gguf", [], "is no regular file"),
+        ("pipe.gguf", [], "is not a regular file"),
         ("x" * 300, [], "cannot be written"),
         ("x\0y", [], "cannot be written"),
     ],

@@ -166,7 +166,7 @@ def folder(place: Path, **changes: Any) -> Path:
     [
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"model_type": None}, "known are"),
-        ({"model_type": "x" * 5000}, f"model_type={'x' * 80!r} is no family"),
+        ({"model_type": "x" * 5000}, f"model_type={'x' * 80!r} is not a known family"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config="),
         ({"is_encoder_decoder": True}, "is_encoder_decoder='True': only False"),
         ({"num_hidden_layers": 10**9}, "at most 4096 layers"),

@@ -154,7 +154,7 @@ class BuildContext:
 def refuse_truth(value: Any) -> Any:
     """Refuses True and False in a validator of numbers, because Python counts True as 1. Raises ValueError."""
     if isinstance(value, bool):
-        raise ValueError("a number is right here, not true or false")
+        raise ValueError("must be a number, not true or false")
     return value
 
 
