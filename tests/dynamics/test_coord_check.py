@@ -25,14 +25,14 @@ def test_the_slope_of_a_power_is_its_exponent(power: float):
     assert slope(widths, [3.0 * width**power for width in widths]) == pytest.approx(power, abs=1e-9)
 
 
-def test_slopes_of_what_did_not_move_and_of_what_broke():
+def test_slope_is_zero_without_movement_and_nan_if_not_finite():
     assert slope((64, 128), [0.0, 0.0]) == 0.0
     assert math.isnan(slope((64, 128), [1.0, math.nan])) and math.isnan(slope((64, 128), [1.0, math.inf]))
     check = CoordinateCheck((64, 128), 1, 0.1, {}, {"a": [[0, 0], [1.0, math.nan]], "b": [[0, 0], [1.0, 2.0]]})
     assert set(check.growing) == {"a", "b"}
 
 
-def test_widths_alone_differ():
+def test_only_widths_differ():
     config = preset("gpt2@10m+gqa:2+dropout:0.1+hidden=1000")
     for width in (64, 256):
         made = at_width(config, width)
@@ -104,7 +104,7 @@ def test_a_check_is_data_and_a_figure(tmp_path: Path):
         ({"steps": 0}, "range", "steps"),
     ],
 )
-def test_what_cannot_be_checked_is_refused(given: dict, code: str, field: str):
+def test_coordinate_check_refuses_unfit_requests(given: dict, code: str, field: str):
     with refused(code=code, field=field):
         coordinate_check(preset(f"llama@1m{SMALL}"), **given)
 

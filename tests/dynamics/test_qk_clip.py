@@ -81,7 +81,7 @@ def test_a_head_is_clipped_to_the_threshold_and_no_further(family: str, heads: s
     assert torch.equal(mixer_of(model).qkv.weight[-len(others[0]) :], others[0])  # W_V
 
 
-def test_alone_query_and_key_take_the_root_each():
+def test_unshared_query_and_key_are_scaled_by_the_root():
     model = loud()
     mixer, before = mixer_of(model), peaks_of(model)
     weight = mixer.qkv.weight.detach().clone()
@@ -93,7 +93,7 @@ def test_alone_query_and_key_take_the_root_each():
             torch.testing.assert_close(mixer.qkv.weight[rows], root * weight[rows])
 
 
-def test_a_shared_key_takes_what_all_its_heads_can_bear():
+def test_shared_key_is_scaled_by_its_mildest_head():
     """A key that two heads share is not scaled if one of them is below the threshold; otherwise the query that is
     furthest above is scaled more."""
     model = loud("+gqa:2")
@@ -108,7 +108,7 @@ def test_a_shared_key_takes_what_all_its_heads_can_bear():
     assert [scale(32 + 8 * i) for i in range(2)] == pytest.approx([1.0, 0.5])
 
 
-def test_only_what_passes_while_looking_counts():
+def test_only_passes_inside_looking_count():
     model = loud()
     sites = [site for layer in model.layers for site in (layer.mixer.q, layer.mixer.k)]
     clip = QKClip(model, 1.0)
@@ -147,7 +147,7 @@ def test_without_a_threshold_nothing_looks():
 @pytest.mark.parametrize(
     ("change", "field"), [("+qknorm", "mixer.qk_norm"), ("+sigmareparam", "reparam"), ("+mixer.clip=3", "mixer.clip")]
 )
-def test_what_undoes_it_is_refused(change: str, field: str):
+def test_qk_clip_refuses_settings_that_undo_it(change: str, field: str):
     with refused(code="conflict", field=field):
         QKClip(preset(f"llama@1m+{TINY}{change}").build(), 100.0)
     assert QKClip(preset(f"llama@1m+{TINY}{change}").build(), None).threshold is None

@@ -135,7 +135,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("line", BAD, ids=lambda line: line[:40].encode("ascii", "backslashreplace").decode())
-def test_a_line_that_is_no_row_is_skipped_and_counted(tmp_path: Path, line: str):
+def test_invalid_line_is_skipped_and_counted(tmp_path: Path, line: str):
     path = tmp_path / NAME
     path.write_bytes(json.dumps(ROW).encode() + b"\n" + line.encode("utf-8", "surrogateescape") + b"\n")
     with path.open("a") as file:
@@ -145,7 +145,7 @@ def test_a_line_that_is_no_row_is_skipped_and_counted(tmp_path: Path, line: str)
     assert rows.skipped == 1
 
 
-def test_what_an_event_may_not_say_is_left_out_and_long_texts_are_cut(tmp_path: Path):
+def test_unknown_fields_of_an_event_are_dropped_and_long_texts_cut(tmp_path: Path):
     path = tmp_path / NAME
     row = {**EVENT, "batch": ["x" * 9999] * 99, "html": "<b>", "site": None}
     path.write_text(json.dumps(row) + "\n")
@@ -171,7 +171,7 @@ def test_a_large_file_is_read_from_its_end(tmp_path: Path):
     assert rows.skipped == 0
 
 
-def test_a_line_without_end_is_no_memory(tmp_path: Path):
+def test_huge_line_is_skipped(tmp_path: Path):
     path = tmp_path / NAME
     with path.open("w") as file:
         file.write(json.dumps(ROW) + "\n")

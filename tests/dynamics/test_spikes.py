@@ -65,7 +65,7 @@ def test_sigmas_are_those_above_the_expected():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_a_spike_at_once(bad: float):
+def test_non_finite_value_is_a_spike_at_once(bad: float):
     spikes = Spikes()
     assert spikes.see(bad) == math.inf
     assert spikes.state() == Spikes().state()
@@ -94,7 +94,7 @@ def test_a_skewed_series_is_judged_by_its_logarithm():
     assert Spikes(log=True).see(0.0) is None
 
 
-def test_a_spike_of_a_gradient_norm_is_so_many_times_the_expected():
+def test_spike_of_a_gradient_norm_exceeds_sigma_and_multiple():
     """Both sigma and the multiple must be exceeded; one is not enough."""
     quiet, loud = (np.exp(size * np.random.default_rng(0).normal(size=300)) for size in (0.05, 0.6))
     for series, last, spikes in ((quiet, 8, False), (quiet, 12, True), (loud, 12, False), (loud, 300, True)):

@@ -65,7 +65,7 @@ def test_entropy_against_scipys_definition_through_torch_distributions():
     close(D.attention_entropy(pattern), torch.distributions.Categorical(pattern).entropy().mean((0, 2)))
 
 
-def test_keys_visible_may_be_told():
+def test_visible_keys_may_be_given():
     hidden = torch.arange(6) < torch.tensor([0, 2, 5, 6])[:, None]  # the last row sees nothing, the third one key
     pattern = gaussian(2, 4, 6).masked_fill(hidden, float("-inf")).softmax(-1).nan_to_num(0)
     rows = entropies(pattern)
@@ -100,7 +100,7 @@ def test_attention_without_a_row_to_judge():
     close(D.max_attention_logit(torch.full((3, 2, 2), float("-inf"))), [0, 0, 0])
 
 
-def test_max_logit_is_of_what_is_visible():
+def test_max_logit_covers_only_visible_keys():
     scores, _ = causal_pattern(2, 3, s=4, t=6, scale=5)
     rows = scores.numpy()
     wanted = [max(abs(v) for v in rows[:, n].ravel() if v != -math.inf) for n in range(3)]
@@ -420,7 +420,7 @@ def test_row_cosine_of_a_long_table_takes_rows_evenly():
     assert D.row_cosine(gaussian(5000, 64), rows=500).item() == pytest.approx(math.sqrt(2 / (math.pi * 64)), rel=0.03)
 
 
-def test_cosine_map_gathers_what_points_one_way():
+def test_cosine_map_orders_rows_by_direction():
     sides = torch.tensor([1.0, -1, 1, 1, -1, -1, 1, -1])
     w = sides[:, None] * gaussian(1, 20) + 0.1 * gaussian(8, 20, seed=1)
     found = D.cosine_map(w)

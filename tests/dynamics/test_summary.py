@@ -104,7 +104,7 @@ def test_full_resolution_around_a_spike_does_not_make_the_rest_empty() -> None:
 
 
 @pytest.mark.parametrize(("word", "value"), [("nan", math.nan), ("inf", math.inf), ("-inf", -math.inf)])
-def test_what_is_not_finite_is_never_averaged_away(word: str, value: float) -> None:
+def test_non_finite_value_remains_in_the_summary(word: str, value: float) -> None:
     """The value may be a word, as in the file, or the parsed number."""
     for one in (word, value):
         rows = [look(step) for step in range(1, 400)]
@@ -203,7 +203,7 @@ def test_a_run_that_was_watched_is_in_its_result(tmp_path: Path) -> None:
     assert summarise(read_records(tmp_path / "run" / NAME)) == made
 
 
-def test_the_terminal_says_an_event_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_prints_an_event_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     spike = {"step": 61, "event": "spike", "what": "loss", "value": 9.1349, "sigmas": 7.21}
     report = Report(60, 100, 600, 1.0, 2.5, 1e-3, 0.7, 600.0, 0.6, events=[spike, {"step": 61, "event": "skipped"}])
     with ComparisonView() as view:

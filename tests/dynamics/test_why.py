@@ -122,7 +122,7 @@ def test_a_healthy_run_has_nothing_wrong():
     assert "Nothing wrong was found in 200 steps; the loss went from 4.1" in found.paragraph()
 
 
-def test_a_run_without_statistics_is_judged_by_its_loss_and_says_so():
+def test_run_without_statistics_is_judged_by_its_loss_with_a_note():
     found = diagnose(metrics(), [], CONFIG, RECIPE)
     assert found.verdict == "nothing wrong"
     assert "--watch" in found.paragraph()
@@ -134,7 +134,7 @@ def test_nothing_to_diagnose_is_refused():
         diagnose([], [], CONFIG, RECIPE)
 
 
-def test_a_small_spike_that_passed_is_told_and_blamed_on_nothing():
+def test_small_passing_spike_is_reported_without_a_cause():
     found = diagnose(metrics(lambda t, loss: loss + 0.5 * (t == 150)), records(), CONFIG, RECIPE)
     assert found.verdict == "nothing wrong"
     assert "at step 150, passed without a trace" in found.paragraph()
@@ -147,7 +147,7 @@ NOISY = [
 """The gradient norm spiked."""
 
 
-def test_spikes_of_the_gradient_norm_are_told():
+def test_spikes_of_the_gradient_norm_are_reported():
     found = diagnose(metrics(), records(same, *NOISY), CONFIG, RECIPE)
     assert found.verdict == "nothing wrong"
     said = "The gradient norm spiked at steps 90, 100, 110, 120 and 130, by up to 60.0 sigma; the loss did not follow."
@@ -159,7 +159,7 @@ def test_spikes_of_the_gradient_norm_are_told():
     assert "The gradient norm spiked at step 130, by 60.0 sigma; the loss followed." in one.paragraph()
 
 
-def test_spikes_of_the_gradient_norm_count_beside_those_of_the_loss():
+def test_spikes_of_the_gradient_norm_count_together_with_those_of_the_loss():
     """Updates as of a learning rate far too large, and three spikes: spikes of only the gradient norm prove nothing."""
     alone = diagnose(metrics(), records(per_step, *NOISY), CONFIG, RECIPE)
     assert alone.verdict == "nothing wrong"
@@ -272,12 +272,12 @@ def test_a_rule_finds_its_failure_first(name: str):
 
 
 @pytest.mark.parametrize(("name", "part"), [(name, i) for name, rule in RULES.items() for i in range(len(rule[3]))])
-def test_one_number_alone_is_no_alarm(name: str, part: int):
+def test_single_abnormal_value_is_not_an_alarm(name: str, part: int):
     found = diagnose(metrics(), records(RULES[name][3][part]), CONFIG, RECIPE)
     assert found.verdict == "nothing wrong", found.paragraph()
 
 
-def test_matrices_that_began_at_zero_are_no_alarm():
+def test_matrices_initialised_at_zero_are_not_an_alarm():
     """Their first update is inf of them."""
     begun = both(times("update_ratio", "mixer.out", math.inf, 1), times("update_ratio", "ffn.down", math.inf, 1))
     first = [row for row in records(begun) if row["step"] == 1] + [row for row in records() if row["step"] > 1]
@@ -288,7 +288,7 @@ def test_matrices_that_began_at_zero_are_no_alarm():
 
 
 @pytest.mark.parametrize("until", [60, 120])
-def test_what_passes_early_is_no_collapse(until: int):
+def test_early_passing_symptoms_are_not_a_collapse(until: int):
     """Tokens alike and starved queries are common in the first third of healthy runs, and in a new run."""
 
     def early(name: str, place: str, step: int, head: int, value: float) -> float:
@@ -299,7 +299,7 @@ def test_what_passes_early_is_no_collapse(until: int):
     assert diagnose(metrics()[:15], beginning, CONFIG, RECIPE).verdict == "nothing wrong"
 
 
-def test_a_head_that_jumped_is_told_with_its_place_step_and_sigma():
+def test_jump_of_a_head_is_reported_with_site_step_and_sigma():
     (cause,) = diagnose(metrics(), records(JUMP), CONFIG, RECIPE).causes
     assert cause.to_dict() | {"confidence": 0, "sigmas": 0} == {
         "cause": "one head's weights moved by themselves", "layer": 2, "site": "layers.2.mixer.q",
@@ -359,7 +359,7 @@ def test_a_layer_that_outgrows_the_next_is_named_and_not_the_next(every: int):
     assert not named(found, "dead layer")
 
 
-def test_clipping_queries_and_keys_is_no_corruption():
+def test_clipping_queries_and_keys_is_not_corruption():
     shrunk = times("weight_norm", "layers.2.mixer.q", 0.1, head=1)
     assert named(
         diagnose(metrics(), records(shrunk), CONFIG, RECIPE), "one head's weights moved by themselves", layer=2
@@ -367,7 +367,7 @@ def test_clipping_queries_and_keys_is_no_corruption():
     assert diagnose(metrics(), records(shrunk), CONFIG, {**RECIPE, "qk_clip": 100.0}).verdict == "nothing wrong"
 
 
-def test_warm_up_is_missed_after_post_norms_alone():
+def test_missing_warm_up_is_reported_only_for_post_norms():
     post = preset(f"gpt2@1m+post+layers={LAYERS}+d_model=32+heads={HEADS}+vocab_size={VOCABULARY}+context=32")
     sick = records(both(ALIKE, STARVED))
     found = diagnose(metrics(warm=False), sick, post, RECIPE)
@@ -378,7 +378,7 @@ def test_warm_up_is_missed_after_post_norms_alone():
     assert diagnose(metrics(warm=False), records(), post, RECIPE).verdict == "nothing wrong"
 
 
-def test_an_eps_that_somebody_chose_is_called_too_large():
+def test_chosen_large_eps_is_called_too_large():
     found = diagnose(metrics(), records(SLOW), CONFIG, {**RECIPE, "optimizer": LARGE_EPS})
     assert found.causes[0].cause == "Adam's eps too large"
     assert found.causes[0].tries == ("recipe.adam_eps=1e-8",)
@@ -395,7 +395,7 @@ def test_a_bad_batch_is_shown():
     assert "repeats itself" in cause.why
 
 
-def test_a_spike_after_a_jump_of_weights_is_no_bad_batch():
+def test_spike_after_a_jump_of_weights_is_not_a_bad_batch():
     found = diagnose(
         metrics(lambda t, loss: loss + 5 * (t == 100)), records(both(JUMP, at("", "", 0))), CONFIG, RECIPE
     )  # fmt: skip
@@ -411,7 +411,7 @@ def test_a_spike_after_a_jump_of_weights_is_no_bad_batch():
         (None, None, None),
     ],
 )
-def test_a_value_that_is_no_number(site: str | None, layer: int | None, place: str | None):
+def test_nan_value_is_a_cause_with_its_site(site: str | None, layer: int | None, place: str | None):
     event = {"step": 201, "event": "not_finite", "what": "loss", "value": math.nan, "site": site}
     found = diagnose(metrics(), records(same, event), CONFIG, RECIPE)
     named = "weights that are not numbers at" if "weights" in str(site) else "not a number at"
@@ -442,14 +442,14 @@ def test_a_run_of_few_steps_that_climbed_before_the_end_is_not_called_calm(steps
     assert (first.cause, first.confidence > 0.6) == ("learning rate above the stable edge", rate > RATE)
 
 
-def test_a_step_that_was_no_number_and_was_left_out_is_no_end():
+def test_skipped_nan_step_is_not_a_failure():
     event = {"step": 100, "event": "not_finite", "what": "loss", "value": math.nan, "site": "embed"}
     found = diagnose(metrics(), records(same, event, {"step": 100, "event": "skipped"}), CONFIG, RECIPE)
     assert found.verdict == "nothing wrong"
     assert "1 step was left out" in found.paragraph()
 
 
-def test_a_divergence_without_a_known_cause_names_what_moved_first():
+def test_divergence_without_a_known_cause_names_the_first_moved_statistic():
     """One matrix's spectrum drifts off from step 120, the loss from 140."""
 
     def change(name: str, place: str, step: int, head: int, value: float) -> float:
@@ -469,7 +469,7 @@ RISING = metrics(lambda t, loss: loss + max(0, t - 140) * 0.1)
 
 
 @pytest.mark.parametrize("every", [5, 10, 16, 20, WATCH])
-def test_what_moved_first_is_found_at_any_interval(every: int):
+def test_first_moved_statistic_is_found_at_any_interval(every: int):
     """At the default one, too, where the steps before a failure hold but a handful of looks."""
     moved = both(
         at("attention_entropy", "layers.2.mixer", 0.2, 125, 1),
@@ -489,7 +489,7 @@ def test_what_moved_first_is_found_at_any_interval(every: int):
     assert {key: told[0][key] for key in first} == first
 
 
-def test_what_moved_is_ranked_by_step_then_by_sigma_and_ten_are_told():
+def test_moved_statistics_are_ranked_by_step_then_sigma_up_to_ten():
     changes = [
         times("gradient_norm", f"layers.{n}.ffn.{name}", factor, since)
         for n in range(LAYERS)
@@ -501,7 +501,7 @@ def test_what_moved_is_ranked_by_step_then_by_sigma_and_ten_are_told():
     assert moved[0]["sigmas"] >= moved[1]["sigmas"] >= moved[2]["sigmas"] >= moved[3]["sigmas"] > 6
 
 
-def test_a_cause_without_a_past_of_its_own_has_the_sigma_of_what_moved_in_its_layer():
+def test_cause_without_history_has_the_sigma_of_its_layers_moved_statistic():
     """A site with a NaN, whose gradient had grown before."""
     event = {"step": 201, "event": "not_finite", "what": "loss", "value": math.nan, "site": "layers.2.ffn.hidden"}
     grown = times("gradient_norm", "layers.2.ffn.up", 50, 180)
@@ -512,7 +512,7 @@ def test_a_cause_without_a_past_of_its_own_has_the_sigma_of_what_moved_in_its_la
 
 @pytest.mark.parametrize("every", [1, 5, WATCH])
 @pytest.mark.parametrize("seed", range(3))
-def test_drift_is_no_move(every: int, seed: int):
+def test_drift_is_not_a_move(every: int, seed: int):
     """Series drift as weights do, each with another size of noise, before a failure that they do not announce."""
     random = np.random.default_rng(seed)
     slope, size = random.uniform(0, 0.01, 40), 10 ** random.uniform(-4, -2, 40)
@@ -526,14 +526,14 @@ def test_drift_is_no_move(every: int, seed: int):
     assert (cause.cause, cause.site) == ("cause unknown", None), cause
 
 
-def test_a_move_that_did_not_last_is_not_told():
+def test_passing_move_is_not_reported():
     passing = both(
         at("attention_entropy", "layers.2.mixer", 0.2, 125), at("attention_entropy", "layers.2.mixer", 0.7, 145)
     )
     assert "First to move" not in diagnose(RISING, records(passing), CONFIG, RECIPE).paragraph()
 
 
-def test_rates_far_too_large_show_in_the_loss_alone():
+def test_far_too_large_rate_is_found_from_only_the_loss():
     rough = metrics(lambda t, loss: loss + 2 * (t in (6, 7, 8)))
     for row in rough:
         row["learning_rate"] *= 100
