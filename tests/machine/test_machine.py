@@ -22,7 +22,7 @@ from glassformer.machine.quota import GroupFiles
 from tests.refused import refused
 
 
-def test_defaults_say_what_they_are_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_have_values_and_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     how = machine.settings("cpu")
     assert how.dtype == ("bfloat16" if machine.has_fast_bfloat16("cpu") else "float32")
@@ -41,7 +41,7 @@ def test_defaults_say_what_they_are_and_why(monkeypatch: pytest.MonkeyPatch) -> 
         ("AVX2", True, 2.0, False),
     ],
 )
-def test_bf16_is_the_default_where_it_pays(capability: str, units: bool, gain: float, pays: bool) -> None:
+def test_bf16_is_the_default_if_it_is_faster(capability: str, units: bool, gain: float, pays: bool) -> None:
     assert bfloat16_pays(capability, units, gain) == pays
     here = Abilities("cpu", cores=2, fast_bfloat16=pays, compiler=False)
     assert chosen(here).dtype == ("bfloat16" if pays else "float32")
@@ -62,7 +62,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_bf16_is_measured_beside_fp32_by_one_thread(autocast: bool) -> None:
+def test_bf16_is_compared_with_fp32_by_one_thread(autocast: bool) -> None:
     """Threads wait for each other while another process has the cores; their number is restored afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -76,7 +76,7 @@ def test_bf16_is_measured_beside_fp32_by_one_thread(autocast: bool) -> None:
 
 
 @pytest.mark.parametrize("there", ["", "{", "[]", '{"x": 1}', "\0" * 70_000])
-def test_what_is_measured_is_kept(there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_gain_is_cached(there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
     file = tmp_path / "products.json"
     file.write_text(there, encoding="utf-8")
@@ -91,7 +91,7 @@ def test_what_is_measured_is_kept(there: str, tmp_path: Path, monkeypatch: pytes
     ("field", "value", "code"),
     [("device", "tpu", "unsupported"), ("dtype", "float8", "unknown"), ("threads", 0, "range")],
 )
-def test_what_is_not_here_is_refused(field: str, value: object, code: Code) -> None:
+def test_missing_device_is_refused(field: str, value: object, code: Code) -> None:
     with refused(code=code, field=field) as caught:
         machine.settings(**{field: value})
     assert caught.value.value == value
@@ -107,7 +107,7 @@ def test_compiling_without_a_compiler_is_refused_or_left_out() -> None:
     assert "needs a C++ compiler" in how.why
 
 
-def test_autocast_changes_products_alone() -> None:
+def test_autocast_changes_only_products() -> None:
     x = torch.randn(4, 4)
     with machine.settings("cpu", "bfloat16").autocast():
         assert (x @ x).dtype == torch.bfloat16
@@ -116,7 +116,7 @@ def test_autocast_changes_products_alone() -> None:
 
 
 @pytest.mark.slow
-def test_peak_memory_sees_what_was_touched_and_nothing_of_the_parent() -> None:
+def test_peak_memory_counts_touched_bytes_without_the_parents() -> None:
     """A separate process touches 256 MB and frees them; this process has held far more than an idle one."""
     script = """
 import torch
@@ -144,7 +144,7 @@ print(before, peak_memory("cpu") - before)
         ("MemAvailable: 9999999999999 kB\n", {}, None),
     ],
 )
-def test_free_memory_is_what_the_least_of_the_bounds_leaves(
+def test_free_memory_is_the_smallest_bound(
     meminfo: str | None, groups: dict[str, str], found: int | None, tmp_path: Path
 ) -> None:
     """Without `found`, only the memory of the machine is a bound."""
@@ -161,7 +161,7 @@ def test_free_memory_is_what_the_least_of_the_bounds_leaves(
     assert here is None or 0 < here <= whole
 
 
-def test_threads_are_as_many_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_threads_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for said, threads in (
         ("3", 3),
         ("", machine.available_cores()),

@@ -97,7 +97,7 @@ def test_it_does_not_swing(told: bool) -> None:
     assert here.changes < 120, "two changes a second are more than a neighbour of a fifth of a second is worth"
 
 
-def test_small_work_takes_one_thread_from_the_beginning() -> None:
+def test_small_work_takes_one_thread_from_the_start() -> None:
     here = Machine(True, alone=[100e-6, 140e-6], beside=[100e-6, 900e-6])
     here.run(0.2)
     assert here.pace.way == Way(1)
@@ -134,7 +134,7 @@ def test_long_units_are_not_tried_with_less_for_nothing() -> None:
     assert here.changes == 0
 
 
-def test_where_the_machine_is_taken_it_begins_humbly() -> None:
+def test_busy_machine_starts_with_the_humblest_way() -> None:
     for free, humble in ((True, Way(1)), (False, Way(2, sleep=True))):
         for others, way in ((1.0, humble), (0.2, Way(2)), (None, Way(2)), (2.0, humble)):
             pace = Pace(ways(2, free), cores=2)
@@ -204,7 +204,7 @@ def kept_file(tmp_path: Path) -> Path:
     return tmp_path / "kept" / "threads.json"
 
 
-def test_what_a_way_gains_is_kept_for_the_processor(quiet: Pacing, tmp_path: Path) -> None:
+def test_gain_of_a_way_is_cached_for_the_processor(quiet: Pacing, tmp_path: Path) -> None:
     """A later process starts with the way that served: no unit is spent on the other."""
     clock = Clock(quiet, {1: 0.010, 2: 0.015})
     assert clock.work(Owner(), 8) == [2, 2, 2, 1, 1, 1, 1, 1]
@@ -216,7 +216,7 @@ def test_what_a_way_gains_is_kept_for_the_processor(quiet: Pacing, tmp_path: Pat
     assert clock.work(Owner(), 8, kind="other work") == [2] * 8
 
 
-def test_what_was_kept_is_tried_again_and_corrected(quiet: Pacing) -> None:
+def test_cached_gain_is_tried_again_and_corrected(quiet: Pacing) -> None:
     """It pins nothing: after some seconds the other way is tried, and as soon as units become slower."""
     clock = Clock(quiet, {1: 0.010, 2: 0.015})
     clock.work(Owner(), 8)
@@ -237,7 +237,7 @@ def test_what_was_kept_is_tried_again_and_corrected(quiet: Pacing) -> None:
 
 
 @pytest.mark.parametrize("told", [2.0, None])
-def test_what_was_kept_yields_to_neighbours(told: float | None, quiet: Pacing, tmp_path: Path) -> None:
+def test_cached_gain_yields_to_neighbours(told: float | None, quiet: Pacing, tmp_path: Path) -> None:
     """If neighbours are reported, the humbler way is taken at once; otherwise it is tried as if nothing were known.
     Times measured with neighbours are not kept."""
     clock = Clock(quiet, {1: 0.010, 2: 0.007})
@@ -272,7 +272,7 @@ def test_a_damaged_file_and_another_processors_are_ignored(damaged: str, quiet: 
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_gains_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
     two = ways(2, free=True)
     for ratio in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, float("nan"), 0.0, 1e9):
@@ -289,9 +289,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(json.loads(file.read_text())) == [thread_cache.here()], "the first goes"
 
 
-def test_where_nothing_can_be_written_nothing_is_kept(
-    quiet: Pacing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_cache_keeps_no_gains(quiet: Pacing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "file"))
     clock = Clock(quiet, {1: 0.010, 2: 0.015})
@@ -299,7 +297,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(
         assert clock.work(Owner(), 8) == [2, 2, 2, 1, 1, 1, 1, 1]
 
 
-def test_a_unit_apart_has_a_pace_of_its_own(quiet: Pacing) -> None:
+def test_separate_unit_has_a_separate_pace(quiet: Pacing) -> None:
     """The unit around it does not count its time, and continues with its way."""
     clock, owner, found = Clock(quiet, {}), Owner(), []
 
@@ -329,7 +327,7 @@ def test_a_unit_apart_has_a_pace_of_its_own(quiet: Pacing) -> None:
         assert quiet.asleep
 
 
-def test_statistics_of_the_watch_have_paces_of_their_own(quiet: Pacing) -> None:
+def test_statistics_of_the_watch_have_separate_paces(quiet: Pacing) -> None:
     one = gf.preset("llama@1m+layers=1+d_model=32+heads=2+vocab_size=65+context=32").build(seed=0)
     optimizer, watch = torch.optim.AdamW(one.parameters()), gf.dynamics.Watch(one, every=1)
     tokens = torch.randint(65, (2, 9))
@@ -344,7 +342,7 @@ def test_statistics_of_the_watch_have_paces_of_their_own(quiet: Pacing) -> None:
     assert {kind for kind, *_ in quiet.paces[one]} == {"training step", *of_the_watch}
 
 
-def test_steps_of_a_loop_of_ones_own_are_timed(quiet: Pacing) -> None:
+def test_steps_of_a_user_loop_are_timed(quiet: Pacing) -> None:
     """A step lasts from one call of the optimizer to the next, less units in between, only inside the context."""
     clock, weight = Clock(quiet, {2: 5.0}), torch.nn.Parameter(torch.ones(2))
     found: list[float] = []
@@ -445,7 +443,7 @@ def test_others_are_all_but_this_process(tmp_path: Path) -> None:
         assert len(slept) == waited
 
 
-def test_where_nobody_counts_others_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_are_unknown_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Others(CoreTimes(str(tmp_path)))() is None
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     assert Others()() is None
