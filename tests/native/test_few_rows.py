@@ -117,7 +117,7 @@ def test_a_row_has_the_same_bits_in_any_company(bits: int) -> None:
 @has_kernel
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_no_number_stays_in_its_row(bits: int, odd: float) -> None:
+def test_nan_stays_in_its_row(bits: int, odd: float) -> None:
     packed, scales = matrix(bits, 5, 2, 0)
     x = drawn(6, 2, 1)
     before = product(x, packed, scales)
@@ -134,7 +134,7 @@ def test_values_too_small_to_be_rounded_are_zeros(bits: int) -> None:
     assert (product(x, packed, scales).float().abs() <= 100 * LEAST).all()
 
 
-def test_codes_are_what_was_packed() -> None:
+def test_codes_equal_the_packed_values() -> None:
     q = torch.randint(16, (3 * ROWS, 3 * GROUP), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     assert torch.equal(few_rows.codes(few_rows.blocks(q), torch.int32) + 8, q)
 

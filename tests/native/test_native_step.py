@@ -85,7 +85,7 @@ def test_a_step_is_the_model_s_own(expression: str) -> None:
     layers=st.integers(1, 3),
     words=st.sampled_from(["", "+window:3", "+alibi", "+qknorm", "+interleaved", "+bias"]),
 )
-def test_widths_that_are_no_whole_vectors(
+def test_native_step_serves_widths_of_partial_vectors(
     heads: tuple[int, int], width: int, hidden: int, layers: int, words: str
 ) -> None:
     n, g = heads
@@ -150,7 +150,7 @@ def test_a_row_has_the_same_bits_in_any_company(expression: str, kind: str) -> N
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
-def test_what_is_no_number_stays_in_its_row(odd: float) -> None:
+def test_nan_stays_in_its_row(odd: float) -> None:
     model = model_of("llama@1m")
     step, tokens = NativeStep(model), torch.tensor([[1], [2], [3]])
     with torch.inference_mode():
@@ -222,7 +222,7 @@ def test_gradients_and_training_are_the_model_s_own() -> None:
     assert not served(model)
 
 
-def test_a_replaced_part_or_tensor_has_instructions_of_its_own() -> None:
+def test_replaced_part_or_tensor_has_new_instructions() -> None:
     model, tokens = model_of("llama@1m"), torch.tensor([[5]])
 
     def decoded() -> tuple[Tensor, Tensor]:
