@@ -105,7 +105,7 @@ def test_with_both_kinds_of_shared_tokens():
     assert compare(MODELS["bloom"], "cp=2,tp=2,sp=1") < CLOSE
 
 
-def test_what_is_seen_changed_and_written_is_that_of_one_process():
+def test_captures_edits_and_tokens_equal_one_process():
     config, (tokens, targets) = preset(f"llama@1m+{TINY}+gqa:2"), draw(0, s=SIZE)
 
     def look(model: Model) -> dict[str, Tensor]:
@@ -146,7 +146,7 @@ def test_what_is_seen_changed_and_written_is_that_of_one_process():
         ("head.pool=mean+head.classes=3", "this one pools them"),
     ],
 )
-def test_what_cannot_be_shared_is_refused_in_a_sentence(change: str, message: str):
+def test_context_parallelism_refuses_unfit_models(change: str, message: str):
     config = preset(f"llama@1m+{TINY}+{change}")
     with pytest.raises(RequestError) as raised:
         context.check(config, 2)

@@ -220,7 +220,7 @@ def test_rows_filled_up_to_blocks_give_the_gradients_of_one_process() -> None:
         assert (found - right).norm() < 0.03 * right.norm(), name
 
 
-def test_what_is_looked_at_is_of_this_rank_s_tokens() -> None:
+def test_captured_expert_values_belong_to_this_ranks_tokens() -> None:
     """Values inside experts come back to the tokens they are of, and an edit goes there again."""
     expression = f"{TINY}+moe:4:2"
     site = "layers.1.ffn.hidden"

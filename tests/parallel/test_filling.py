@@ -43,7 +43,7 @@ CASES = [
 
 @pytest.mark.parametrize("given", [False, True], ids=["drawn", "given"])
 @pytest.mark.parametrize(("expression", "layout"), CASES)
-def test_every_layout_begins_with_the_weights_of_one_process(expression: str, layout: str, given: bool):
+def test_every_layout_has_the_initial_weights_of_one_process(expression: str, layout: str, given: bool):
     config = preset(expression)
     model = config.build(seed=3)
     if given:

@@ -73,7 +73,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes] | None] = {
 }
 
 
-def test_two_processes_train_as_one_and_what_is_damaged_is_named(
+def test_two_processes_train_as_one_and_damaged_files_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text(tmp_path)
@@ -118,7 +118,7 @@ def test_other_commands_are_for_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["cp=2,tp=2", "cp=2,fsdp=2", "tp=2,fsdp=2", "pp=2,replicate=2"])
-def test_each_layout_learns_what_one_process_learns(layout: str, tmp_path: Path) -> None:
+def test_each_layout_has_the_losses_of_one_process(layout: str, tmp_path: Path) -> None:
     text(tmp_path)
     run(tmp_path, "one")
     run(tmp_path, "four", "--processes", "4", "--layout", layout)
@@ -127,7 +127,7 @@ def test_each_layout_learns_what_one_process_learns(layout: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_trained_model_goes_on_in_two_processes(tmp_path: Path) -> None:
+def test_trained_model_continues_in_two_processes(tmp_path: Path) -> None:
     text(tmp_path)
     run(tmp_path, "base")
     run(tmp_path, "one", "--pretrained", model=str(tmp_path / "base"))
@@ -140,7 +140,7 @@ def test_a_trained_model_goes_on_in_two_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["fsdp=2", "tp=2"])
-def test_the_monitor_writes_what_it_writes_in_one_process(layout: str, tmp_path: Path) -> None:
+def test_watch_writes_the_rows_of_one_process(layout: str, tmp_path: Path) -> None:
     """Also where the run goes back at a spike, which the odd lines make."""
 
     def looks(out: str) -> list[dict[str, Any]]:
@@ -164,7 +164,7 @@ def test_the_monitor_writes_what_it_writes_in_one_process(layout: str, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_job_that_is_stopped_goes_on_where_it_stopped(number: signal.Signals, tmp_path: Path) -> None:
+def test_stopped_job_resumes_bit_for_bit(number: signal.Signals, tmp_path: Path) -> None:
     text(tmp_path)
     run(tmp_path, "one", steps=60)
     stopped = job(words(tmp_path, "two", "--processes", "2", steps=60))

@@ -71,7 +71,7 @@ worlds = st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3, 5]))
 
 @settings(max_examples=60, deadline=None)
 @given(tensors(), worlds, worlds)
-def test_any_layout_reads_what_any_other_wrote(
+def test_any_layout_reads_pieces_of_any_other(
     tmp_path_factory: pytest.TempPathFactory, drawn: Any, ours: tuple[int, int], theirs: tuple[int, int]
 ) -> None:
     (whole, cuts), folder = drawn, tmp_path_factory.mktemp("pieces")
@@ -132,7 +132,7 @@ TOP, BOTTOM = (
         (TOP._replace(box=IndexBox((1 << 70, 0), (4, 4))), None, "pieces"),
     ],
 )  # fmt: skip
-def test_what_does_not_tile_is_refused(tmp_path: Path, first: Piece, second: Piece | None, field: str) -> None:
+def test_pieces_that_do_not_tile_are_refused(tmp_path: Path, first: Piece, second: Piece | None, field: str) -> None:
     paths = []
     for piece in (first, second):
         if piece is not None:
@@ -150,7 +150,7 @@ def test_places_that_cannot_be_are_refused(tmp_path: Path, said: str) -> None:
         StoredPieces([tmp_path / "x"])
 
 
-def test_only_what_lies_in_the_box_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_values_in_the_box_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from glassformer.parallel import stored as module
 
     asked = []

@@ -27,7 +27,7 @@ def talk(groups: ProcessGroups) -> dict[str, object]:
     }
 
 
-def test_ranks_stand_where_the_layout_says_and_agree():
+def test_ranks_have_the_layouts_places_and_agree():
     found = as_threads(LAYOUT, talk)
     told = [{"rank": rank, "text": "é" * rank} for rank in range(8)]
     for rank, one in enumerate(found):

@@ -95,12 +95,12 @@ def test_matrices_that_travel_in_half_give_the_bits_of_those_that_autocast_round
         ("fsdp=2", {"device": "mps"}, "device"),
     ],
 )
-def test_what_ranks_cannot_share_is_refused(layout: str, recipe: dict[str, object], field: str):
+def test_recipes_that_ranks_cannot_share_are_refused(layout: str, recipe: dict[str, object], field: str):
     with refused(code="conflict", field=field):
         check_shared(CONFIG, Recipe.of(**{**RECIPE.model_dump(), **recipe}), Layout.of(layout), "run")
 
 
-def test_no_power_of_two_is_said():
+def test_number_of_ranks_without_power_of_two_warns():
     with pytest.warns(UserWarning, match="within rounding, not bit for bit"):
         check_shared(CONFIG, RECIPE.replace(batch_size=6, micro_batch=1), Layout.of("fsdp=3"), "run")
     with warnings.catch_warnings():
@@ -137,7 +137,7 @@ def train(place: Path, out: str, *more: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_named_and_one_process_goes_on_to_the_same_bits(tmp_path: Path):
+def test_killed_rank_is_named_and_one_process_resumes_bit_for_bit(tmp_path: Path):
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog. " * 60)
     alone = train(tmp_path, "alone")
     assert alone.wait(120) == 0, alone.stderr and alone.stderr.read()
@@ -209,7 +209,7 @@ def test_one_of_several_processes_tries_the_folder(tmp_path: Path, monkeypatch: 
     assert check_folder(out, False) == out and made == [out] and not out.exists()
 
 
-def test_whatever_stops_the_first_is_told_to_the_others(monkeypatch: pytest.MonkeyPatch):
+def test_failure_of_the_first_rank_reaches_the_others(monkeypatch: pytest.MonkeyPatch):
     store = dict[str, str]()
     monkeypatch.setattr(launch, "_met", lambda place: SimpleNamespace(set=store.__setitem__))
     with pytest.raises(OSError, match="disk"), launch.leader_first(launch.ProcessPlace(0, 2, 0, 2)):

@@ -111,7 +111,7 @@ def test_every_layer_is_of_one_stage() -> None:
         ("t5@1m", 2, "encoder"),
     ],
 )
-def test_what_cannot_be_cut_between_layers_is_refused(expression: str, stages: int, field: str) -> None:
+def test_models_that_cannot_be_cut_between_layers_are_refused(expression: str, stages: int, field: str) -> None:
     with refused(code="conflict", field=field):
         Stages(model(expression), 0, stages)
 

@@ -31,7 +31,7 @@ def test_a_tree_adds_neighbours():
 
 
 @pytest.mark.parametrize("columns", [1, 7, 300, LONGEST + 3])
-def test_rows_give_the_same_beside_any_others(columns: int):
+def test_sums_of_rows_do_not_depend_on_other_rows(columns: int):
     """torch divides a long sum among its threads if it is the only one, and does not if there are two sums."""
     gradient, threads = torch.randn(5, columns), torch.get_num_threads()
     whole = row_squares(gradient).view(-1, 5)
@@ -54,7 +54,7 @@ def test_the_norm_is_that_of_all_values_and_knows_no_order():
     assert norm_of_rows([torch.tensor([1e308, 1e308]).double()]) == math.inf
 
 
-def test_a_run_keeps_the_order_that_it_was_begun_with(tmp_path: Path):
+def test_run_keeps_its_first_order_of_sums(tmp_path: Path):
     """A state.json that names no order is of a run that was started when only one order existed."""
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog. " * 60)
     text = prepare(tmp_path / "text", "char")

@@ -131,7 +131,7 @@ def test_twenty_steps_are_those_of_one_process(name: str, layout: str):
     assert of_weights < 1e-7  # of gradients that are zero but for rounding Adam makes steps
 
 
-def test_a_strangers_parts_are_computed_whole_and_right():
+def test_unknown_parts_are_computed_whole_and_correctly():
     """None of the parts declares how an owner takes its share; the token table around them is still divided."""
     expression = f"llama@1m+{TINY}+ema+l1norm+sine"
     assert max(compare(expression, "tp=2,sp=1", 2)) < CLOSE
@@ -146,7 +146,7 @@ class LouderMlp(Mlp):
         return super().forward(x) * (1 + self.up_proj(x).mean(-1, keepdim=True))
 
 
-def test_a_subclass_is_cut_only_if_it_says_so():
+def test_subclass_is_cut_only_if_declared():
     model = preset(f"gpt2@1m+{TINY}").outline()
     layer: Any = model.layers[0]
     layer.ffn = LouderMlp(32, 128)
@@ -190,7 +190,7 @@ def looked_at(model: Model, tokens: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("layout", ["tp=2", "tp=2,sp=1"])
-def test_what_is_seen_changed_and_written_is_that_of_one_process(layout: str):
+def test_captures_edits_and_tokens_equal_one_process(layout: str):
     expression, tokens = f"llama@1m+{TINY}+gqa:2", draw(0)[0]
     whole = looked_at(preset(expression).build(seed=0).double().eval(), tokens)
 
@@ -244,7 +244,7 @@ def test_the_monitor_sees_whole_matrices(name: str):
         ("retention+mixer.norm=all", 2, "tp=2: mixer.norm norms the values of all heads at once; use tp=1"),
     ],
 )
-def test_what_cannot_be_shared_is_refused_in_a_sentence(change: str, tp_: int, message: str):
+def test_tensor_parallelism_refuses_unfit_models(change: str, tp_: int, message: str):
     with pytest.raises(RequestError) as raised:
         tp.check(preset(f"llama@1m+{TINY}+{change}"), tp_)
     assert str(raised.value).startswith(message)
@@ -368,7 +368,7 @@ def test_columns_of_another_head_show(monkeypatch: pytest.MonkeyPatch):
     assert max(compare(MODELS["llama"], "tp=2", 1)) > 1e-9
 
 
-def test_a_head_that_is_not_there_shows(monkeypatch: pytest.MonkeyPatch):
+def test_missing_head_changes_the_result(monkeypatch: pytest.MonkeyPatch):
     """Two owners of the same heads, and none of the others."""
     monkeypatch.setattr(Shard, "span", lambda self, size, owner, owners: (0, size // owners))
     assert max(compare(MODELS["llama"].replace(f"vocab_size={VOCAB}", "vocab_size=62"), "tp=2", 1)) > 1e-9

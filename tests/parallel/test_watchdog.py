@@ -77,7 +77,7 @@ def test_where_a_thread_is() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:rank 1 on")
-def test_ranks_tell_and_the_first_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_rank_is_reported_and_the_first_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks that do not move: the one that is in no collective is named, only by the first, and both leave."""
     monkeypatch.setattr(watchdog, "BEAT", 0.05)
     waiting: list[int | None] = []
@@ -122,7 +122,7 @@ def test_one_that_has_ended_is_named_by_those_that_lost_it(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("given", ["soon", "0", "-3", "nan", "1e9"])
-def test_a_patience_that_is_none(given: str) -> None:
+def test_invalid_patience_is_refused(given: str) -> None:
     with refused(code="range", field="GLASSFORMER_PATIENCE"):
         patience_of({"GLASSFORMER_PATIENCE": given})
 
