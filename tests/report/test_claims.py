@@ -36,7 +36,7 @@ def jumping(made: dict[str, Any], who: int, at: int = 120, by: float = 9.0) -> d
     return made
 
 
-def test_a_spike_is_a_point_above_both_sides_and_a_fall_is_none() -> None:
+def test_spike_exceeds_both_sides_and_a_fall_is_not_a_spike() -> None:
     calm = [(float(i), 8.0 * 0.97**i + 0.01 * (i % 3)) for i in range(100)]
     assert spikes(calm) == []
     high = [(x, y + 3.0 * (x == 40.0)) for x, y in calm]
@@ -47,7 +47,7 @@ def test_a_spike_is_a_point_above_both_sides_and_a_fall_is_none() -> None:
     assert top([taller]) == pytest.approx(8.0, rel=0.1)
 
 
-def test_a_spike_of_all_arms_does_not_rule_the_axis_and_is_said_to_be_the_data() -> None:
+def test_spike_of_all_arms_is_blamed_on_the_data_and_clipped() -> None:
     calm, made = rendered(results(1, diverge=False)), jumping(results(1, diverge=False), 4)
     page = rendered(made)
     words = Page(page).text
@@ -89,7 +89,7 @@ def test_the_loss_of_the_trained_context_may_differ_from_the_summary() -> None:
 # --- What has nothing to show ---
 
 
-def test_what_is_empty_has_one_line_and_its_command_to_copy() -> None:
+def test_empty_section_has_one_line_and_a_command() -> None:
     page = Page(rendered(two()))
     assert not any(f'id="{key}"' in rendered(two()) for key in ("verdicts", "dynamics", "cost"))
     copied = [value for _, key, value in page.attributes if key == "data-copy"]
@@ -129,7 +129,7 @@ def test_a_part_is_named_in_words_and_the_odd_ones_are_tinted() -> None:
     assert 'class="changed"' not in pair and "same" not in Page(pair[pair.index('class="diff"') :][:3000]).text
 
 
-def test_drawings_mark_what_differs_and_nothing_else() -> None:
+def test_drawings_mark_only_differences() -> None:
     one = sketch(config(attention(ROTARY), MLP, LAYERNORM))
     other = sketch(config(attention(ROTARY), GLU, RMSNORM))
     placed = sketch(config(attention(), MLP, LAYERNORM, position=LEARNED))

@@ -105,7 +105,7 @@ def cells(svg: str) -> list[tuple[str, str]]:
 # --- What is drawn ---
 
 
-def test_where_nothing_was_watched_it_says_how_to() -> None:
+def test_unwatched_runs_have_a_hint_to_watch() -> None:
     text = Page(rendered(results(1))).text
     assert "Dynamics: entropy, rank and gradients of the layers were not recorded." in text and "1M --watch" in text
     made = results(1)
@@ -142,7 +142,7 @@ def test_the_load_of_experts_is_drawn_by_expert_and_by_rank() -> None:
     assert all(f".heats:has(#load-{key}:checked) .panel-load-{key}" in style for key in (1, 2, 4, 8))
 
 
-def test_loads_that_are_none_are_not_drawn() -> None:
+def test_invalid_expert_loads_are_not_drawn() -> None:
     made = watched_results(diverge=False)
     for run, load in zip(made["runs"], ([0.0, 0.0], ["nan", 1.0], [-1.0, 2.0], [0.1] * 1000), strict=False):
         run["dynamics"]["experts"] = [{"layer": 0, "load": load}]
@@ -172,7 +172,7 @@ def test_an_arm_that_ran_away_does_not_take_the_colours_from_the_others() -> Non
     assert "≥ 100" in text and ": 1T" in text  # the value itself is under the pointer
 
 
-def test_what_is_measured_less_often_stands_for_the_steps_since() -> None:
+def test_sparse_measurement_covers_the_steps_since_the_last() -> None:
     made = watched_results(diverge=False)
     svg = maps(section(made))["qk_effective_rank"][0]
     found = cells(svg)
@@ -184,7 +184,7 @@ def test_what_is_measured_less_often_stands_for_the_steps_since() -> None:
     assert found[-1][1] == "Layer 5, steps 1001–2000: not recorded"
 
 
-def test_what_is_not_finite_is_seen() -> None:
+def test_non_finite_cells_are_marked() -> None:
     made = watched_results()
     made["runs"][0]["dynamics"]["layers"]["attention_entropy"][7][3] = "nan"
     text = section(made)
@@ -212,7 +212,7 @@ def test_events_are_marked_above_the_maps_on_the_curves_and_in_a_table() -> None
     ]
 
 
-def test_the_loss_stands_beside_the_rest_on_the_same_steps() -> None:
+def test_loss_is_drawn_on_the_steps_of_the_statistics() -> None:
     made = watched_results(diverge=False)
     made["runs"] = made["runs"][:1]
     run = made["runs"][0]
@@ -285,7 +285,7 @@ def test_collapse_needs_both_signs_in_one_layer_at_one_time() -> None:
     assert "collapsed" not in Page(section(apart)).text
 
 
-def test_tokens_that_became_alike_are_told_by_cosine_and_rank_together() -> None:
+def test_alike_tokens_are_reported_by_both_cosine_and_rank() -> None:
     made = watched_results(diverge=False)
     layers = made["runs"][0]["dynamics"]["layers"]
     layers["token_cosine"][20][5] = 0.99
@@ -323,7 +323,7 @@ def test_the_page_holds_the_section_and_its_data(tmp_path: Any) -> None:
     assert Page(render_run(RunResult.of({"name": "a", "status": "ok"}))).faults == []
 
 
-def test_a_strangers_words_stay_words() -> None:
+def test_hostile_text_of_events_is_escaped() -> None:
     made = watched_results()
     made["runs"][0]["dynamics"]["events"] = [
         {"step": 3, "event": HOSTILE, "what": HOSTILE, "site": HOSTILE, "value": HOSTILE}
@@ -370,5 +370,5 @@ def test_nonsense_that_the_types_accept_never_breaks_the_section(changes: list) 
 
 
 @pytest.mark.parametrize("raw", [{}, {"steps": [5, 4, 3]}, {"steps": [-1]}, {"layers": {"a": [[]]}}])
-def test_what_cannot_be_read_was_not_watched(raw: Any) -> None:
+def test_unreadable_dynamics_count_as_not_watched(raw: Any) -> None:
     assert watched(RunResult.of({"name": "a", "status": "ok", "dynamics": raw})) is None

@@ -26,7 +26,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: (folder / f"{name}.html").read_text(encoding="utf-8") for name in asked}
 
 
-def test_a_training_plan_says_where_memory_and_time_go(pages: dict[str, str]):
+def test_training_plan_page_shows_memory_and_time(pages: dict[str, str]):
     page = pages["train"]
     for words in ("Parameters", "Memory", "Time", "Layout", "bubble", "L * (3 * f * d)", "2 pipeline", "USD"):
         assert words in page

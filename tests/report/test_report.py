@@ -130,7 +130,7 @@ def test_the_policy_admits_our_script_and_no_other() -> None:
     assert f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
 
 
-def test_strangers_words_stay_words() -> None:
+def test_hostile_text_is_escaped() -> None:
     text = rendered(hostile())
     page = Page(text)
     assert "<script>alert" not in text and text.count("</script>") == 2
@@ -156,7 +156,7 @@ def test_embedded_results_are_strict_json_and_hostile_words_survive_in_them() ->
     assert made["runs"][0]["config"]["init"] == {"std": None}  # NaN is not JSON
 
 
-def test_one_seed_is_said_to_prove_nothing_and_three_are_not() -> None:
+def test_one_seed_has_a_warning_and_three_have_none() -> None:
     alone, several = Page(rendered(results(1))).text, Page(rendered(results(3))).text
     assert "One seed proves nothing" in alone and "--tokens 1M --seeds 3" in alone
     assert "of this single trial" in alone and "± " not in alone
@@ -173,7 +173,7 @@ def test_the_notice_asks_for_three_seeds_with_the_command_that_the_results_name(
     assert copied[0] == "--seeds 3"
 
 
-def test_what_is_not_equal_is_not_called_matched() -> None:
+def test_unequal_budgets_are_not_called_matched() -> None:
     made = results(1)
     assert "Matched1M tokens per arm" in Page(rendered(made)).text
     made["budget"]["spent"] = {"a": 1.0e6, "b": 1.01e6}
@@ -210,7 +210,7 @@ def test_figures_of_an_arm_that_lost_a_seed_are_means_of_the_others() -> None:
     assert "means of the seeds that did" in Page(text).text
 
 
-def test_losses_while_training_and_of_the_trained_model_are_told_apart() -> None:
+def test_losses_during_training_and_of_the_trained_model_are_distinguished() -> None:
     """The sample measures 16,384 held-out tokens while it trains and 96,000 at the end."""
     made = results(1)
     text = Page(rendered(made)).text
@@ -248,7 +248,7 @@ def test_missing_context_is_not_supported_for_a_reason() -> None:
     assert ("not supported", "learned positions end at 256") not in page.attributes
 
 
-def test_where_no_arm_has_bits_per_byte_quality_is_the_loss() -> None:
+def test_quality_without_bits_per_byte_is_the_loss() -> None:
     made = results(1)
     assert "Bits per byte against training speed" in rendered(made)
     for run in made["runs"]:
@@ -297,7 +297,7 @@ def test_seeds_are_counted_as_they_are_there() -> None:
     assert "both finished" not in _finding(made)
 
 
-def test_what_is_still_to_come_is_said() -> None:
+def test_missing_runs_are_listed() -> None:
     made = results(2, diverge=False)
     made["asked"] = [[run["name"], run["seed"]] for run in made["runs"]]
     assert "so far" not in Page(rendered(made)).text
@@ -328,7 +328,7 @@ curves = st.lists(
 
 @given(st.lists(curves, min_size=1, max_size=3), st.sampled_from(["linear", "log"]))
 @settings(max_examples=40, deadline=None)
-def test_a_mean_curve_lies_within_its_curves_and_no_further_than_all_reach(made: list, kind: Any) -> None:
+def test_mean_curve_is_within_its_curves_and_their_common_range(made: list, kind: Any) -> None:
     mean = mean_curve(made, kind)
     values = [p[1] for curve in made for p in curve]
     assert all(min(values) - 1e-9 <= y <= max(values) + 1e-9 for _, y in mean)
@@ -359,7 +359,7 @@ def test_the_mean_of_short_curves_is_exact() -> None:
 # --- Configs ---
 
 
-def test_the_diff_lists_what_differs_and_nothing_else() -> None:
+def test_diff_lists_only_differences() -> None:
     a = config(attention(), MLP, LAYERNORM, position=LEARNED)
     b = config(attention(ROTARY), GLU, RMSNORM)
     found = {one.path: one for one in differences([a, b])}
@@ -414,7 +414,7 @@ def test_a_path_belongs_to_its_innermost_part(path: str, group: str) -> None:
     assert group_of(path.split(".")) == group
 
 
-def test_every_arm_has_a_drawing_that_says_its_wiring() -> None:
+def test_each_arm_has_a_labelled_drawing_of_its_wiring() -> None:
     page = Page(rendered(results(1)))
     drawings = [v for tag, key, v in page.attributes if tag == "svg" and key == "aria-label" and v.startswith("Wiring")]
     assert len(drawings) == 5
@@ -488,7 +488,7 @@ def accepted(read: Callable[[Any], object], tree: Any, path: tuple, change: Any)
     return made
 
 
-def test_a_type_refuses_what_no_page_could_draw() -> None:
+def test_result_types_refuse_undrawable_values() -> None:
     curve = ("runs", 0, "train", "curve", 0, 1)
     for change in ("x", 1e308, 10**400, float("nan"), True, []):
         assert accepted(Results.of, SMALL, curve, change) is None
