@@ -39,7 +39,7 @@ def test_chinese_is_cut_as_sacrebleu_cuts_it():
     assert "tok:13a" in scores(german, german)["signatures"][0]
 
 
-def test_scores_are_none_without_sacrebleu(monkeypatch: pytest.MonkeyPatch):
+def test_scores_without_sacrebleu_are_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
     assert scores(["a"], ["a"]) == {"bleu": None, "chrf": None, "signatures": []}
 

@@ -32,7 +32,7 @@ def failing(error: Exception, place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         MemoryError(),
     ],
 )
-def test_without_memory_it_says_so(
+def test_out_of_memory_is_reported(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(error, tmp_path, monkeypatch)

@@ -62,5 +62,5 @@ def test_numbers_that_are_not_finite_come_back() -> None:
     "line", ["", "loading\n", "{", "[]", "3", "null", '{"step": 3}', '{"event": "dance"}', '{"event": "step"}',
              '{"event": "step", "name": "a", "seed": 0, "step": "x"}', "[" * 10_000],
 )  # fmt: skip
-def test_other_lines_are_no_events(line: str) -> None:
+def test_other_lines_give_no_event(line: str) -> None:
     assert decode(line) is None

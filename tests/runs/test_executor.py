@@ -37,7 +37,7 @@ def test_runs_of_different_sizes_and_budgets_are_trained_and_kept(asked: list[Ru
     assert [type(event) for event in events] == [Kept, Kept]
 
 
-def test_a_result_answers_its_own_request_alone(asked: list[RunRequest], tmp_path: Path) -> None:
+def test_result_answers_only_its_request(asked: list[RunRequest], tmp_path: Path) -> None:
     request, other = asked
     (result,) = AT_ONCE.run([request], tmp_path)
     assert finished(request, tmp_path) == result and kept(asked, tmp_path) == {request.key: result}
@@ -50,7 +50,7 @@ def test_a_result_answers_its_own_request_alone(asked: list[RunRequest], tmp_pat
     assert replace(request, log_to=("tensorboard",)).answered_by(result)
 
 
-def test_one_that_fails_leaves_the_others_alone_and_is_tried_again(asked: list[RunRequest], tmp_path: Path) -> None:
+def test_failed_run_does_not_affect_others_and_is_tried_again(asked: list[RunRequest], tmp_path: Path) -> None:
     def fails(place: Path, notify: Callable[[Event], None]) -> tuple[str | None, int]:
         return ("the disk is full", 1) if "gpt2" in place.name else trained_at_once(place, notify)
 
@@ -62,7 +62,7 @@ def test_one_that_fails_leaves_the_others_alone_and_is_tried_again(asked: list[R
     assert [event.key for event in events if isinstance(event, Start)] == [asked[0].key]
 
 
-def test_what_a_process_says_last_is_its_error(
+def test_last_output_of_a_process_is_its_error(
     asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error is an event or the last line of a traceback; other lines are skipped."""
@@ -79,7 +79,9 @@ def test_what_a_process_says_last_is_its_error(
         assert result.status == "failed" and str(result.error).endswith(words)
 
 
-def test_a_stopped_run_goes_on(asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_run_saves_and_starts_no_other(
+    asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C is passed on to the process once, and nothing after it starts."""
     monkeypatch.setattr(workers, "START", WAITS)
     events: list[Event] = []
@@ -115,7 +117,7 @@ def test_places_are_different_for_different_names() -> None:
     assert len(places) == 2 * len(names) and all(place.parent == Path("out/runs") for place in places)
 
 
-def test_nothing_of_a_run_lies_elsewhere(asked: list[RunRequest], tmp_path: Path) -> None:
+def test_moved_folder_keeps_its_results(asked: list[RunRequest], tmp_path: Path) -> None:
     """The folder moves as a whole, and its results are still kept."""
     list(AT_ONCE.run(asked, tmp_path / "here"))
     shutil.move(tmp_path / "here", tmp_path / "there")
@@ -150,7 +152,7 @@ def test_one_process_trains_run_after_run(asked: list[RunRequest], tmp_path: Pat
         assert alone.validation == side_by_side[request.key].validation
 
 
-def test_a_trial_is_no_answer_to_a_request_for_every_measure(asked: list[RunRequest], tmp_path: Path) -> None:
+def test_trial_does_not_answer_a_full_request(asked: list[RunRequest], tmp_path: Path) -> None:
     trial = replace(asked[0], loss_alone=True)
     (result,) = Local().run([trial], tmp_path)
     assert result.loss_alone and result.complete and result.generation is None and not result.extrapolation

@@ -60,7 +60,7 @@ def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_results(tmp_path) == made
 
 
-def test_what_a_later_program_added_survives(tmp_path: Path) -> None:
+def test_unknown_keys_survive(tmp_path: Path) -> None:
     tree = {"schema": 1, "data": {"more": 1}, "budget": {"more": 2}, "machine": {"more": 3}, "more": {"a": [4]},
             "runs": [finished()]}  # fmt: skip
     run = tree["runs"][0]
@@ -82,7 +82,7 @@ def test_another_version_is_refused(version: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["", "{", "[" * 100_000, "\x00", "[]", "3", '{"mine": 1}'])
-def test_a_file_that_is_no_comparison_is_refused(words: str, tmp_path: Path) -> None:
+def test_invalid_results_file_is_refused(words: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(words)
     with pytest.raises(RequestError) as refused:
         read_results(tmp_path)
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_comparison_is_refused(words: str, tmp_path: Path) -> 
     assert read_result(tmp_path) is None
 
 
-def test_a_folder_without_results_has_none(tmp_path: Path) -> None:
+def test_folder_without_results_gives_none(tmp_path: Path) -> None:
     assert read_results(tmp_path) is None and read_result(tmp_path) is None
 
 
@@ -122,7 +122,7 @@ DAMAGED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("tree", DAMAGED, ids=lambda tree: text(tree)[-60:])
-def test_a_result_that_no_run_can_have_left_is_none(tree: dict[str, Any], tmp_path: Path) -> None:
+def test_impossible_result_gives_none(tree: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps(tree))
     assert read_result(tmp_path) is None
 

@@ -74,7 +74,7 @@ def test_all_runs_are_one_array(asked: list[RunRequest], tmp_path: Path) -> None
     assert [event.key for event in events if isinstance(event, End)] == [one.key for one in asked]
 
 
-def test_the_run_of_a_dead_worker_goes_on_elsewhere(asked: list[RunRequest], tmp_path: Path) -> None:
+def test_run_of_a_dead_worker_resumes_in_a_new_job(asked: list[RunRequest], tmp_path: Path) -> None:
     """By itself in a new job, and no more than LIVES times."""
 
     def deed(place: Path, time: int) -> str:
@@ -96,7 +96,7 @@ def test_the_run_of_a_dead_worker_goes_on_elsewhere(asked: list[RunRequest], tmp
     [(1, "COMPLETED", "ValueError: shapes differ"), (0, "COMPLETED", "not what a trained arm leaves"),
      (None, "CANCELLED", "its job was cancelled")],
 )  # fmt: skip
-def test_what_fails_by_itself_is_not_tried_again(
+def test_run_that_fails_by_itself_is_not_tried_again(
     status: int | None, state: str, words: str, asked: list[RunRequest], tmp_path: Path
 ) -> None:
     def deed(place: Path, time: int) -> str:
@@ -108,7 +108,7 @@ def test_what_fails_by_itself_is_not_tried_again(
     assert result.status == "failed" and str(result.error).endswith(words) and queue.times.total() == 1
 
 
-def test_whoever_asked_may_go(asked: list[RunRequest], tmp_path: Path) -> None:
+def test_jobs_continue_after_an_interrupt_of_the_caller(asked: list[RunRequest], tmp_path: Path) -> None:
     """Jobs that wait or run are found again and not submitted twice; one whose name is lost is left to its owner."""
     queue = Quick(lambda place, time: "PENDING")
     events = list[Event]()
@@ -128,7 +128,9 @@ def test_whoever_asked_may_go(asked: list[RunRequest], tmp_path: Path) -> None:
     assert {one.status for one in going} == {"ok"} and len(queue.arrays) == 1
 
 
-def test_a_job_says_what_its_run_says(asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_passes_on_the_events_of_its_run(
+    asked: list[RunRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Events reach the caller through a file, few of the steps; a job that is preempted has its run saved."""
     monkeypatch.setattr(workers, "START", SAYS)
     place = tmp_path / "run"
