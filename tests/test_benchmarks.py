@@ -95,7 +95,7 @@ def test_mixers_are_measured_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
         mixers.run(1, 1, quiet=True, only="nothing")
 
 
-def test_help_lists_every_benchmark_and_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_benchmark_with_its_measure(capsys: pytest.CaptureFixture[str]) -> None:
     files = {path.stem for path in Path(generate.__file__).parent.glob("*.py")}
     assert set(BENCHMARKS) == files - {"__init__", "__main__", "nanogpt"}
     assert all(line.endswith(".") for line in BENCHMARKS.values())
@@ -136,7 +136,7 @@ def test_result_is_printed_and_written_with_its_command(
     assert json.loads(capsys.readouterr().out)["table"] == "| a |" and given["quiet"]
 
 
-def test_rows_of_another_machine_do_not_stand_beside_new_ones(tmp_path: Path) -> None:
+def test_rows_of_another_machine_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
     kept = tmp_path / "mixers.json"
     assert measured_before(kept) == {}
     here = machine.machine()

@@ -43,7 +43,7 @@ def model(request: pytest.FixtureRequest) -> tuple[ModelConfig, dict[str, Tensor
     return begun(request.param)
 
 
-def test_an_owner_of_half_of_every_tensor_begins_with_that_half(
+def test_owner_of_half_of_every_tensor_gets_the_initial_half(
     model: tuple[ModelConfig, dict[str, Tensor], InitialWeights],
 ):
     """Rows, which is what sharded data parallelism cuts, and columns of matrices."""
@@ -97,7 +97,7 @@ def test_a_slice_is_drawn_without_the_rest(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 3), (1000, 700), (3, BLOCK + 5), (40, 1, 4)])
-def test_rows_are_the_same_wherever_the_slice_begins(shape: tuple[int, ...]):
+def test_initial_rows_do_not_depend_on_the_slice(shape: tuple[int, ...]):
     numbers = Numbers(0, "w", shape, 2.0)
 
     def rows(first: int, last: int) -> Tensor:
@@ -123,7 +123,7 @@ def test_numbers_have_their_distribution():
     assert abs(u.mean() - 0.5) < 4 * math.sqrt(9 / 12 / n) and abs(u.var() - 9 / 12) < 0.01
 
 
-def test_seeds_names_and_maps_have_numbers_of_their_own():
+def test_seeds_names_and_maps_have_different_numbers():
     config = preset(f"llama+{TINY}+moe:4:2")
     values = []
     for seed in (0, 1):
@@ -225,7 +225,7 @@ def test_an_unknown_name_is_refused():
     assert (raised.value.code, raised.value.field) == ("unknown", "name")
 
 
-def test_a_grouped_matrix_begins_as_its_maps_do():
+def test_grouped_matrix_is_initialised_as_its_maps():
     """Each expert's map has the standard deviation of one map, not of the matrix stacked of all."""
     experts = GroupedLinear(4, 64, 32)
     for one in experts.weight.detach().split(experts.outs):

@@ -305,7 +305,7 @@ def test_many_stages_are_counted_together():
         ("dropout:0.1+kernel=flex", "kernel=flex has no dropout"),
     ],
 )
-def test_parts_that_do_not_fit_say_so_at_once(changes: str, words: str):
+def test_parts_that_do_not_fit_are_refused_at_once(changes: str, words: str):
     with pytest.raises(RequestError) as refused:
         preset(f"llama@1m+{TINY}+{changes}")
     assert words in str(refused.value)
@@ -393,7 +393,7 @@ STRANGE = "a\ud800\x1b[31mb\u202e"
     "path", [STRANGE, f"head.{STRANGE}", "final_norm", "d_model", f"{POSITION}.pairing", "init.std"]
 )
 @pytest.mark.parametrize("value", [STRANGE, {STRANGE: 1}, {"kind": STRANGE}, {"kind": "rmsnorm", STRANGE: 1}])
-def test_what_a_terminal_would_obey_is_escaped(path: str, value: Any):
+def test_control_characters_are_escaped(path: str, value: Any):
     message = refusal(changed(path, value))
     assert message.isprintable() and message.encode()
 
@@ -513,7 +513,7 @@ def test_a_key_that_is_given_twice_is_refused(tmp_path: Path, name: str, text: s
     assert "d_model is given twice" in refused_file(write(tmp_path, text, name))
 
 
-def test_what_is_no_text_is_refused(tmp_path: Path):
+def test_config_file_that_is_not_text_is_refused(tmp_path: Path):
     path = tmp_path / "model.yaml"
     path.write_bytes(b"\xff\xfe\x00\x81")
     refused_file(path)
@@ -636,7 +636,7 @@ def test_the_schema_is_whole():
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
-def test_the_schema_takes_what_is_written(name: str):
+def test_schema_accepts_written_configs(name: str):
     assert fits(SCHEMA, PRESETS[name]().to_dict(), SCHEMA["$defs"]) is None
 
 
@@ -663,7 +663,7 @@ def test_the_schema_takes_what_is_written(name: str):
         ("init", "xavier"),
     ],
 )
-def test_the_schema_takes_what_the_loader_takes(path: str, value: Any):
+def test_schema_accepts_exactly_what_the_loader_accepts(path: str, value: Any):
     """A part may be only its kind if it needs no fields; a mapping must have a kind."""
     tree = changed(path, value)
     try:
@@ -684,7 +684,7 @@ def test_the_schema_takes_what_the_loader_takes(path: str, value: Any):
         ("stack.0.blocks.0.mixer.kind", "glu"),
     ],
 )
-def test_the_schema_refuses_what_is_wrong(path: str, value: Any):
+def test_schema_refuses_invalid_values(path: str, value: Any):
     assert fits(SCHEMA, changed(path, value), SCHEMA["$defs"]) is not None
 
 
@@ -751,7 +751,7 @@ def test_a_part_from_outside_is_usable_by_its_kind(doubled: type[NormConfig], tm
     assert "'doubled'" in refusal(changed("final_norm", {"kind": "double", "gain": 3.0}))
 
 
-def test_what_a_part_from_outside_leaves_unfilled_is_filled_by_torch_or_refused(registry: None):
+def test_unfilled_weights_of_user_parts_are_reset_or_refused(registry: None):
     """Never left as the allocator gave it."""
 
     class Plain(FFN):

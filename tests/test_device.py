@@ -73,7 +73,7 @@ def alike(here: object, there: object, tolerance: float = 1e-5) -> None:
 # The device itself: tests on it are only as strong as its refusals
 
 
-def test_it_refuses_what_a_device_refuses():
+def test_stand_in_device_refuses_mixed_devices_and_fp64():
     here = torch.ones(3)
     with elsewhere.device(double=False) as name:
         there = here.to(name)
@@ -299,7 +299,7 @@ def test_check(name: str, device: str) -> None:
     assert check(seen_model(name).to(device)).passed
 
 
-def test_weights_are_drawn_where_they_are_asked_for(device: str) -> None:
+def test_weights_are_initialised_on_the_requested_device(device: str) -> None:
     config = preset("llama@1m+layers=1+d_model=32+heads=2+vocab_size=61")
     with torch.device(device):
         there = config.build(seed=0)

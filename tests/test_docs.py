@@ -54,14 +54,14 @@ def test_the_glossary_is_made_of_its_terms():
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_public_function_is_told_once(room: str):
+def test_every_public_function_is_documented_once(room: str):
     told = Counter(name for page in PAGES if page.room == room for name in (page.name, *page.also))
     assert set(public(room)) - set(told) == set(), "give it a heading in experiments/docs/pages.md, or an `also:`"
     assert set(told) - set(public(room)) == set(), "pages.md names what does not exist"
     assert max(told.values()) == 1
 
 
-def test_what_is_public_is_what_the_package_exports():
+def test_public_functions_are_the_packages_exports():
     assert {"attention_map", "logit_lens", "position_picture"} <= set(public("readings"))
     assert {"attention_entropy", "effective_rank"} <= set(public("statistics"))
     for room, module in {"readings": lens, "statistics": dynamics}.items():
@@ -176,7 +176,7 @@ def test_the_index_is_fresh_and_lists_them_all():
     assert all(f"({page.room}/{page.name}.md)" in text for page in PAGES)
 
 
-def test_all_that_a_monitor_records_is_told():
+def test_all_recorded_statistics_are_documented():
     model = gf.preset(
         "gpt2@1m+moe:4:2+ffn.n_shared=1+ffn.capacity=1+layers=1+d_model=32+heads=2+vocab_size=31+context=16"
     ).build(seed=0)
@@ -212,7 +212,7 @@ def test_words_are_not_markup():
     assert call("f", ["a", "b"]) == "f(a, b)" and call("f", ["a" * 50, "b" * 50]).count("\n") == 3
 
 
-def test_pages_lie_where_the_index_says():
+def test_pages_are_in_the_indexed_folders():
     assert Path(DOCS).name == "docs" and {page.room for page in PAGES} == set(ROOMS)
 
 
@@ -324,7 +324,7 @@ def test_the_index_of_parts_is_fresh():
     assert (DOCS / "mixers.md").read_text(encoding="utf-8") == index_of_parts()
 
 
-def test_what_a_token_sees_is_what_its_window_says():
+def test_influence_of_a_window_is_its_reach():
     seen = influence(part_pages()["window"])
     place = torch.arange(len(seen))
     back = place[:, None] - place

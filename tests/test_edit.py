@@ -100,7 +100,7 @@ def test_leaving_undoes_in_any_order_and_after_an_error():
     assert torch.equal(logits_of(model), plain) and untouched(model)
 
 
-def test_an_edit_may_write_into_what_it_is_given():
+def test_edit_may_write_into_its_argument():
     """`embed` and the first `resid_pre` hold one tensor: what was seen there before must stay."""
     model = tiny("llama@1m")
 
@@ -217,7 +217,7 @@ with torch.no_grad():
 
 
 @pytest.mark.slow
-def test_compiled_models_are_looked_at_and_edited_eagerly_and_say_so_once():
+def test_compiled_models_are_captured_and_edited_eagerly_with_one_warning():
     alone(COMPILED)
 
 
@@ -277,7 +277,7 @@ def entropy(pattern: Tensor) -> Tensor:
     return torch.special.entr(pattern).sum(-1)
 
 
-def test_a_reduction_sees_blocks_and_gives_what_it_gives_of_the_whole(small_blocks: None):
+def test_reduction_by_blocks_equals_reduction_of_the_whole(small_blocks: None):
     model, seen = tiny("llama@1m"), []
     whole = gf.capture(model, TOKENS, ALL_PATTERNS)
 
@@ -311,7 +311,7 @@ def test_pooling_keeps_the_largest_of_every_tile(pool: int, positions: list[int]
     assert torch.equal(seen, expected) and max(seen.shape[2:]) <= pool
 
 
-def test_a_small_map_is_not_pooled_and_a_large_one_says_so(small_blocks: None):
+def test_small_map_is_not_pooled_and_a_large_one_warns(small_blocks: None):
     model = tiny("llama@1m")
     whole = gf.capture(model, TOKENS, ALL_PATTERNS)
     assert all(
@@ -329,7 +329,7 @@ def test_a_small_map_is_not_pooled_and_a_large_one_says_so(small_blocks: None):
 
 @pytest.mark.parametrize("length", [10, 12])
 @pytest.mark.parametrize("size", range(1, 12))
-def test_the_size_that_is_said_is_the_size_that_is_given(length: int, size: int):
+def test_warned_size_equals_the_pooled_size(length: int, size: int):
     """The memory is a bound: for 12 tokens and room for 11, tiles of two give 6."""
     model, name = tiny("llama@1m"), "layers.1.mixer.pattern"
     row = 2 * 4 * 4  # bytes of a cell of every head of both texts
@@ -366,7 +366,7 @@ def test_heads_of_sites_that_have_none():
         gf.capture(tiny("llama@1m"), TOKENS, "layers.0.ffn.out", layers=1)
 
 
-def test_the_head_is_not_computed_where_nobody_looks():
+def test_head_is_not_computed_without_observers():
     model = tiny("llama@1m")
     looked: list[Tensor] = []
     with looking(model, {"logits": lambda x, first, total: looked.append(x)}):

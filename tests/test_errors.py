@@ -41,7 +41,7 @@ def config_with(**fields: object) -> dict[str, object]:
         ({"head": {"kind": "head", "tide": True}}, "unknown", "head.tide"),
     ],
 )
-def test_a_config_says_which_field(fields: dict[str, object], code: str, field: str):
+def test_config_error_names_its_field(fields: dict[str, object], code: str, field: str):
     with pytest.raises(RequestError) as caught:
         ModelConfig.from_dict(config_with(**fields))
     assert (caught.value.code, caught.value.field) == (code, field)
@@ -55,7 +55,7 @@ def test_another_process_gets_the_same_error():
     assert (type(broken), str(broken), broken.code) == (WorkError, "the disk is full", "disk")
 
 
-def test_what_the_helpers_of_tests_refuse():
+def test_refusal_helpers_require_code_and_field():
     with refused(code="range", field="batch") as caught:
         check_whole("batch", 0)
     assert caught.value.value == 0

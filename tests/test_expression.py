@@ -131,7 +131,7 @@ def test_every_short_name_is_tried():
     assert {name.partition(":")[0] for name in TOUCHES if "=" not in name} == set(own_words())
 
 
-def test_page_of_expressions_lists_what_the_parts_declare():
+def test_page_of_expressions_lists_declared_short_names():
     page = (Path(__file__).parents[1] / "docs" / "reference" / "expressions.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `\+(.*?)` \|", page, re.MULTILINE)
     assert sorted(listed) == sorted(str(word) for word in own_words().values())
@@ -203,12 +203,12 @@ def test_positions_at_the_embedding_stay_while_a_layer_goes_by_them():
         ("stack:tied,attention", "conflict", "stack"),
     ],
 )  # fmt: skip
-def test_patterns_that_are_none_are_refused(pattern: str, code: str, field: str):
+def test_invalid_patterns_are_refused(pattern: str, code: str, field: str):
     with refused(code=code, field=field):
         preset(f"llama@1m+{pattern}")
 
 
-def test_a_mixer_says_what_it_does_not_have():
+def test_change_of_a_property_the_mixer_lacks_is_refused():
     """If no mixer of the model has the property, the change is refused; otherwise only those that have it change."""
     with pytest.raises(RequestError) as refused:
         preset("llama@1m+mamba+window:16")
@@ -220,7 +220,7 @@ def test_a_mixer_says_what_it_does_not_have():
     [("gqa:2", "mla"), ("kv_heads=2", "mla"), ("qknorm", "mla"), ("window:64", "mamba"), ("softcap:50", "mamba2"),
      ("alibi", "retention"), ("gqa:2", "stack:mamba*"), ("visibility.kind=bidirectional", "mixer.kind=mamba")],
 )  # fmt: skip
-def test_a_mixer_does_not_drop_silently_what_it_would_refuse(change: str, mixer: str):
+def test_mixer_change_refuses_properties_it_lacks_in_both_orders(change: str, mixer: str):
     """A property that a mixer lacks is refused in both orders; one that it has is kept."""
     for changes in (f"{change}+{mixer}", f"{mixer}+{change}"):
         with pytest.raises(RequestError):
@@ -232,7 +232,7 @@ def test_a_mixer_does_not_drop_silently_what_it_would_refuse(change: str, mixer:
 @pytest.mark.parametrize(
     ("model", "change"), [(model, one) for model, some in REFUSES.items() for one in TOUCHES if one not in some]
 )
-def test_a_change_touches_its_axis_alone(model: str, change: str):
+def test_change_touches_only_its_axis(model: str, change: str):
     paths = touched(model, change)
     allowed = TOUCHES[change]
     outside = {path for path in paths if not any(path == one or path.startswith(one + ".") for one in allowed)}
@@ -275,11 +275,11 @@ NAMED = {
 
 
 @pytest.mark.parametrize(("model", "change"), [(model, one) for model, some in OWN_NUMBERS.items() for one in some])
-def test_a_part_that_is_there_keeps_its_numbers(model: str, change: str):
+def test_existing_part_keeps_its_numbers(model: str, change: str):
     assert touched(model, change) <= {NAMED.get(change)}
 
 
-def test_what_a_change_says_of_a_part_that_is_there_is_heard():
+def test_arguments_of_a_change_reach_an_existing_part():
     full = preset("llama@1m+qknorm+qk_norm.norm=layernorm+qknorm:full").stack[0].blocks[0].mixer.qk_norm
     assert (full.over, full.norm.kind) == ("full", "layernorm")
     assert touched("qwen3@1m", "qknorm:full") == {f"{ATTENTION}qk_norm.over"}
@@ -350,7 +350,7 @@ def meant(size: str) -> float:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
-def test_sizes_mean_what_they_say(model: str, size: str):
+def test_sizes_are_met_within_a_quarter(model: str, size: str):
     """Sizes count only layers; but 124m is GPT-2's own name, which includes its tables."""
     config = preset(f"{model}@{size}")
     count = preset("gpt2@124m").num_params() if size == "124m" else config.num_params(embeddings=False)
@@ -552,7 +552,7 @@ def test_paths_set_values(text: str, path: str, value: object):
         ("hf:nothing", "write hf:owner/name"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(expression: str, words: str):
+def test_invalid_expression_is_refused_in_a_sentence(expression: str, words: str):
     with pytest.raises(RequestError) as refused:
         preset(expression)
     message = str(refused.value)
@@ -594,7 +594,7 @@ def test_a_run_folder_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert preset("run+1@x+mqa") == preset("llama@1m+mqa")
 
 
-def test_a_folder_does_not_hide_what_names_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_folder_does_not_hide_a_model_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for name in ("gpt2@1m", "gpt2@1m+rope", "gpt2@1m-seed0", "gpt2@1m+run2"):
         (tmp_path / name).mkdir()
@@ -616,7 +616,7 @@ def test_an_empty_name_is_not_the_current_folder(name: str, tmp_path: Path, monk
     assert preset(".") == preset("llama@1m")
 
 
-def test_another_kind_of_a_part_keeps_what_both_have():
+def test_other_kind_of_a_part_keeps_common_fields():
     llama = preset("llama@1m+norm.eps=1e-3+norm.kind=layernorm")
     assert llama == preset("llama@1m+norm.eps=1e-3+layernorm")
     assert preset("llama@1m+ffn.kind=mlp").stack[0].blocks[0].ffn == MlpConfig(activation="silu", bias=False)
@@ -624,7 +624,7 @@ def test_another_kind_of_a_part_keeps_what_both_have():
     assert preset("llama@1m+init.kind=xavier") == preset("llama@1m+init=xavier")
 
 
-def test_kinds_are_told_apart_by_their_fields():
+def test_kinds_are_distinguished_by_their_fields():
     """`of_kind` finds the axis of a plain part by its kind and fields."""
     seen = [(known.kind, frozenset(known.model_fields)) for known in _CLASSES]
     axes = {}
@@ -808,7 +808,7 @@ def test_any_changes_are_taken_or_refused(model: str, some: list[str]):
 
 @pytest.mark.parametrize("family", ["llama@1m", "gpt2@1m", "gpt2@1m+geglu", "llama@1m+swiglu:512"])
 @pytest.mark.parametrize(("n_experts", "top_k"), [(4, 1), (8, 2), (16, 4)])
-def test_experts_keep_what_the_network_was_and_what_a_token_meets(family: str, n_experts: int, top_k: int) -> None:
+def test_experts_keep_the_ffns_kind_and_active_width(family: str, n_experts: int, top_k: int) -> None:
     dense, config = preset(family), preset(f"{family}+moe:{n_experts}:{top_k}")
     old, ffn = dense.stack[0].blocks[0].ffn, config.stack[0].blocks[0].ffn
     assert isinstance(ffn, ExpertsConfig) and (ffn.n_experts, ffn.top_k) == (n_experts, top_k)
@@ -888,7 +888,7 @@ def test_layers_share_keys_and_values():
         ),
     ],
 )
-def test_what_cannot_be_shared_is_refused(changes: str, code: str, field: str):
+def test_keys_that_cannot_be_shared_are_refused(changes: str, code: str, field: str):
     with refused(code=code, field=field) as caught:
         preset(f"llama@1m+{changes}")
     assert "\n" not in str(caught.value)
@@ -947,7 +947,7 @@ def is_kept(config: dict[str, object], path: str, chosen: object) -> bool:
 
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("first", [name for name in PAIRED if name not in APART])
-def test_what_a_word_sets_stays_or_its_end_is_said(base: str, first: str) -> None:
+def test_values_set_by_a_change_stay_or_warn(base: str, first: str) -> None:
     """Each value that the first change sets is there after the second; or the second sets it too, or has refused, or
     warns. The values come from models of one change."""
     first += PAIRED[first]
@@ -974,7 +974,7 @@ def test_what_a_word_sets_stays_or_its_end_is_said(base: str, first: str) -> Non
     "word",
     [name for name, (w, part) in DECLARED.items() if part.axis == "mixer" and not w.change and not is_outside(part)],
 )
-def test_a_mixer_keeps_what_its_neighbours_chose(base: str, word: str) -> None:
+def test_new_mixer_keeps_common_fields_and_names_lost_ones(base: str, word: str) -> None:
     """Fields of both kinds are as they were; fields of the old one only are named."""
     change = word + PAIRED.get(word, "")
     with warnings.catch_warnings(record=True) as caught:
@@ -1016,7 +1016,7 @@ def test_a_field_of_a_part_undoes_no_choice_of_the_part(changes: str, said: list
     assert [str(one.message) for one in caught if one.category is Undone] == said
 
 
-def test_a_word_of_a_kind_of_ones_own_is_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_name_of_a_user_kind_selects_that_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A subclass of attention with one other default is attention in all else."""
     monkeypatch.setattr(part_base, "_CLASSES", list(_CLASSES))
 
@@ -1094,14 +1094,14 @@ def test_missing_scaling_names_its_words() -> None:
     ("changes", "said"),
     [("context=64+yarn:4", 0), ("yarn:4+context=64", 1), ("yarn:4+ntk:4", 1), ("yarn:4+alibi", 1), ("yarn:4", 0)],
 )
-def test_extension_says_what_it_undoes(changes: str, said: int) -> None:
+def test_extension_warns_of_undone_changes(changes: str, said: int) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         preset(f"llama@1m+{changes}")
     assert len([one for one in caught if one.category is Undone]) == said
 
 
-def test_shorter_context_of_a_scaled_model_is_said() -> None:
+def test_shorter_context_of_a_scaled_model_warns() -> None:
     with pytest.warns(Undone) as said:
         config = preset("llama-3.2-1b+yarn:4")
     assert config.context == 32768 and "32,768" in str(said[0].message)

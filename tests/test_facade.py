@@ -160,7 +160,7 @@ def test_dir_lists_public_names_only() -> None:
     assert len(dir(gf)) == len(set(dir(gf)))
 
 
-def test_a_terminal_is_told_that_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_torch_is_noted_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -190,7 +190,7 @@ def test_help_lists_the_functions() -> None:
         ("why", "dynamics.Diagnosis"),
     ],
 )
-def test_functions_say_what_they_return(function: str, returns: str) -> None:
+def test_functions_declare_their_return_types(function: str, returns: str) -> None:
     """An editor completes the fields of the value."""
     home, _, name = returns.rpartition(".")
     expected = getattr(import_module(f"glassformer.{home}"), name)

@@ -72,7 +72,7 @@ def test_seeds_reproduce():
     assert torch.equal(first, generate(model, prompt(), 16, temperature=1.0))
 
 
-def test_a_seed_leaves_the_global_generator_alone():
+def test_seed_does_not_change_the_global_generator():
     before = torch.get_rng_state()
     generate(tiny(), prompt(), 4, temperature=1.0, seed=3)
     model = tiny()
@@ -81,7 +81,7 @@ def test_a_seed_leaves_the_global_generator_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_stream_yields_what_generate_returns():
+def test_stream_equals_generate():
     model = tiny()
     for temperature in (0.0, 0.8):
         steps = list(stream(model, prompt(), 6, temperature, seed=1))
@@ -208,7 +208,7 @@ def test_a_vanishing_temperature_is_greedy_or_refused():
     assert torch.equal(out, greedy(model, prompt(), 3))
 
 
-def test_learned_positions_end_and_say_so():
+def test_generation_beyond_learned_positions_is_refused():
     model = tiny("gpt2", context=8)
     assert generate(model, prompt(1, 4), 4).shape == (1, 8)
     with refused(code="range", field="max_len"):
@@ -265,7 +265,7 @@ RAGGED = [[5, 9, 2, 30, 11, 7, 7, 1, 19], [4], [8, 8, 3, 12]]
     ["llama", "gpt2", "bloom", "mistral+window:5", "llama+mamba", "gpt2+sinusoidal", "llama+moe:4:2", "qwen3"],
 )
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-def test_rows_of_unequal_length_go_on_as_each_does_alone(expression: str, temperature: float):
+def test_rows_of_unequal_length_generate_as_separate_rows(expression: str, temperature: float):
     """Attention, a window, recurrences, learned positions, biases; each row has a separate generator."""
     model, before = tiny(expression).eval(), [list(row) for row in RAGGED]
     more = {"temperature": temperature, "seed": 3}
@@ -286,7 +286,7 @@ def test_rows_of_unequal_length_without_a_penalty_are_the_uncached_loop():
 
 
 @pytest.mark.parametrize("expression", ["llama", "mistral+window:5", "llama+mamba"])
-def test_a_state_goes_on_with_rows_of_unequal_length(expression: str):
+def test_state_continues_with_rows_of_unequal_length(expression: str):
     model = tiny(expression).eval()
     state = model.init_state(2, 32)
     said = generate(model, RAGGED[:2], 4, state=state)
@@ -296,7 +296,7 @@ def test_a_state_goes_on_with_rows_of_unequal_length(expression: str):
         assert row[len(more) :] == greedy(model, torch.tensor([[*first[:-1], *more]]), 5)[0, -5:].tolist()
 
 
-def test_rows_padded_by_hand_go_on_with_their_documents():
+def test_rows_padded_by_hand_continue_with_their_documents():
     """Whatever the padding is, and where a document went before."""
     model = tiny().eval()
     tokens = torch.tensor([[30, 30, 30, 5, 9, 2], [7, 3, 3, 3, 1, 4], [6, 5, 8, 8, 3, 12]])
@@ -411,7 +411,7 @@ def test_a_state_that_cannot_be_is_refused(asked: dict, says: str):
     assert says in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_state_on_no_device_says_what_it_would_take():
+def test_state_on_meta_has_the_bytes_of_a_real_one():
     for expression in ("llama", "mistral+window:5", "llama+mamba"):
         for dtype in (None, torch.bfloat16, torch.int8):
             like = tiny(expression).init_state(3, 20, dtype, device="meta")

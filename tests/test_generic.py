@@ -319,7 +319,7 @@ def test_the_sample_covers_every_pair_and_every_value():
     assert {case.scaling for case in MATRIX} == {"", *SCALINGS}
 
 
-def test_no_model_is_there_twice_and_each_is_what_it_says():
+def test_cases_are_distinct_and_have_their_sizes():
     configs = [case.config() for case in EVERY]
     twins = {(str(a), str(b)) for (a, c), (b, d) in combinations(zip(EVERY, configs, strict=True), 2) if c == d}
     assert twins <= {("llama", "llama-3-8b"), ("gpt-neox", "pythia-160m")}
@@ -676,7 +676,7 @@ def test_a_state_truncated_to_nothing_is_a_new_one(told: str):
 
 
 @every_decoder
-def test_truncation_refuses_what_is_not_there(case: Case):
+def test_truncation_beyond_the_state_is_refused(case: Case):
     model = built(case)
     state = model.init_state(1, 16)
     with torch.no_grad():
@@ -747,7 +747,7 @@ def test_a_narrow_state_is_near(case: Case):
 
 
 @every_decoder
-def test_state_bytes_are_what_is_allocated(case: Case):
+def test_state_bytes_equal_allocated_bytes(case: Case):
     model, config = built(case), case.config()
     for max_len in (3, WINDOW, 16, 40):
         state = model.init_state(2, max_len)

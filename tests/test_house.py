@@ -174,7 +174,7 @@ def missing(text: str) -> Iterator[tuple[int, str]]:
                 yield text.count("\n", 0, found.start()) + 1, f"{node.module}.{alias.name}"
 
 
-def test_what_tests_and_experiments_import_is_there():
+def test_imports_of_tests_and_experiments_exist():
     """Tests and experiments follow each move in the house, even if no run imports them."""
     wrong = [
         f"{path.relative_to(SRC.parents[1])}:{line}: {name}"
@@ -193,7 +193,7 @@ def test_what_tests_and_experiments_import_is_there():
         "from glassformer.parts import x",
     ],
 )
-def test_an_import_of_what_is_gone_is_seen(line: str):
+def test_import_of_a_missing_name_is_detected(line: str):
     assert list(missing(line))
 
 
@@ -325,7 +325,7 @@ def test_models_know_no_trainer_no_cluster_and_no_library():
         "import torch.optim",
     ],
 )
-def test_a_stranger_in_a_model_is_seen(line: str):
+def test_forbidden_import_in_a_model_is_detected(line: str):
     assert list(strangers(SRC / "parts" / "init.py", ast.parse(line)))
 
 
@@ -378,7 +378,7 @@ def test_nothing_is_unpickled_or_evaluated():
         "yaml.load(text, yaml.Loader)",
     ],
 )
-def test_what_unpickles_or_evaluates_is_seen(line: str):
+def test_unpickling_and_evaluation_are_detected(line: str):
     assert list(dangers(SRC / "parts" / "init.py", ast.parse(line)))
 
 
@@ -583,7 +583,7 @@ def asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-def test_a_part_is_asked_what_it_can_do():
+def test_parts_are_queried_by_methods_not_types():
     """No `isinstance(x, AttentionConfig)`, no `getattr(mixer, "visibility", None)`: such a question assumes an answer
     that an unknown part did not give."""
     wrong = [

@@ -55,7 +55,7 @@ def test_names_do_not_depend_on_the_wiring(changes: str, names: list[str]):
     assert set(capture(model, TOKENS, "*")) == set(sites(model))
 
 
-def test_each_site_holds_what_it_says():
+def test_sites_hold_the_values_of_their_names():
     """One layer rebuilt from what was seen, line by line."""
     model = tiny(f"llama@1m+layers=1+{TINY}+gqa:1")
     layer, seen = model.layers[0], capture(model, TOKENS, ["*"])
@@ -93,7 +93,7 @@ def test_patterns_choose():
     assert not any(value.requires_grad for value in capture(model, TOKENS, "*").values())
 
 
-def test_capture_takes_what_the_model_takes():
+def test_capture_accepts_the_models_arguments():
     model, documents = tiny(f"llama@1m+layers=1+{TINY}"), torch.tensor([[1, 1, 1, 2, 2, 2]])
     pattern = capture(model, TOKENS, "*.pattern", documents=documents)["layers.0.mixer.pattern"]
     assert (pattern[:, :, 3:, :3] == 0).all() and (pattern[:, :, 3:, 3:].sum(-1) - 1).abs().max() < 1e-6
@@ -131,7 +131,7 @@ def test_a_wrong_name_is_refused_with_near_ones(pattern: str, near: str):
     assert not any(site.watched for site in sites(model).values())
 
 
-def test_what_is_kept_holds_nothing_else():
+def test_captured_tensors_own_their_memory():
     """q, k and v are views of one product, a block of a reduction may be one of its map: their memory is their own."""
     model = tiny(f"llama@1m+layers=1+{TINY}")
     kept = capture(model, TOKENS, "*") | {"row": capture(model, TOKENS, "*.scores", reduce=lambda x: x[..., :1])}
@@ -152,7 +152,7 @@ def test_what_is_kept_holds_nothing_else():
         ([None], "type", "tokens"),
     ],
 )
-def test_what_is_no_text_is_refused(tokens: object, code: str, field: str):
+def test_invalid_tokens_are_refused(tokens: object, code: str, field: str):
     with refused(code=code, field=field):
         capture(tiny(f"llama@1m+layers=1+{TINY}"), tokens, "*")
 
@@ -165,7 +165,7 @@ def test_one_text_needs_no_row():
 
 
 @pytest.mark.parametrize("layer", [2, 99, -1])
-def test_a_layer_that_is_not_there_is_said_with_those_that_are(layer: int):
+def test_missing_layer_is_refused_with_the_existing_ones(layer: int):
     model = tiny(f"llama@1m+layers=2+{TINY}")
     said = rf"layer {layer} is out of range: the model has layers 0 to 1, and no site is named 'layers.{layer}.mixer.z'"
     with pytest.raises(RequestError, match=said):

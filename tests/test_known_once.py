@@ -64,7 +64,7 @@ def test_a_name_is_defined_in_one_file():
     assert set(places) >= {"IGNORED", "no_memory", "default_learning_rate", "DIVERGENCE_WINDOW", "COLLAPSED_LOGIT"}
 
 
-def test_a_model_is_told_its_ends_in_one_place():
+def test_end_tokens_of_a_model_are_set_in_known_places():
     """When it is loaded, or trained, or folded; whatever generates asks `Model.ends`."""
     places = {
         path.relative_to(SRC).as_posix()
@@ -155,7 +155,7 @@ def test_the_allocators_error_is_known():
     assert not no_memory(RuntimeError("shape mismatch")) and not no_memory(ValueError("out of memory"))
 
 
-def test_a_length_without_memory_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_length_without_memory_has_a_reason(monkeypatch: pytest.MonkeyPatch):
     def score(model: object, windows: EvaluationWindows, how: object, objective: object) -> dict[str, float]:
         if windows.context > 16:
             out_of_memory()
@@ -169,7 +169,7 @@ def test_a_length_without_memory_says_so(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("name", ["gpt2@10m", "gpt2@10m+mup", "llama@1m+mup:32"])
-def test_diagnosis_judges_a_rate_by_what_training_takes(name: str):
+def test_diagnosis_compares_a_rate_with_trainings_default(name: str):
     config = gf.preset(name)
     usual = default_learning_rate(config)
     for recipe in ({}, {"optimizer": {"kind": "adamw"}}, {"optimizer": {"kind": "muon"}}):

@@ -84,7 +84,7 @@ def test_a_training_loss_keeps_no_logits():
     assert largest <= tokens.numel() * 4096 // 4
 
 
-def test_a_model_says_where_it_is():
+def test_model_has_device_dtype_and_vocabulary_size():
     model = preset(f"llama+{TINY}").build(seed=0).bfloat16()
     assert (model.vocab_size, model.device, model.dtype) == (64, torch.device("cpu"), torch.bfloat16)
     x = model.hidden_states(torch.zeros(1, 3, dtype=torch.int64))

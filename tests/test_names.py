@@ -30,7 +30,7 @@ def test_functions_are_not_hidden_by_the_folders_they_live_in(first: str) -> Non
     subprocess.run([sys.executable, "-c", CHECK.format(first=first)], check=True)
 
 
-def test_save_has_the_signature_of_what_it_calls() -> None:
+def test_save_has_the_signature_of_the_called_function() -> None:
     from glassformer.conversion import save
 
     ours, theirs = (inspect.signature(function).parameters.values() for function in (gf.save, save))

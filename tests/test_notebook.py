@@ -42,7 +42,7 @@ def test_many_blocks_are_cut_short_and_still_add_up():
     assert sum(int(row[2].replace(",", "")) for row in shown[1:-1]) == config.num_params()
 
 
-def test_what_is_not_as_by_default_is_told():
+def test_non_default_settings_are_shown():
     shown = gf.preset("llama@1m+gqa:2+window:64")._repr_html_()
     assert "n_kv_heads 2" in shown and "sliding_window (window 64)" in shown and "rmsnorm" in shown
 
@@ -55,7 +55,7 @@ def test_a_model_shows_its_config_and_without_one_nothing():
     assert Model(model.embedding, [], None, model.head)._repr_html_() is None
 
 
-def test_what_is_loaded_shows_its_parts_and_its_tokenizer():
+def test_loaded_model_shows_its_parts_and_tokenizer():
     config = gf.preset("llama@1m")
     with torch.device("meta"):
         model = config.build(seed=None)

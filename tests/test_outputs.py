@@ -194,7 +194,7 @@ def test_no_checkpoint_is_mixed_with_other_files(name: str, other: str, inputs: 
     assert contents(ours)[other] == contents(ours)[".gitattributes"] == FOREIGN
 
 
-def test_a_run_is_not_begun_in_the_folder_of_another_model(inputs: Inputs, tmp_path: Path) -> None:
+def test_run_in_the_folder_of_another_model_is_refused(inputs: Inputs, tmp_path: Path) -> None:
     """Though this program wrote that model: a run would replace its tokenizer."""
     place = tmp_path / "model"
     gf.convert(inputs.model, place, progress=False)
@@ -307,7 +307,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_sigterm_while_a_folder_is_written_leaves_nothing_and_says_so(inputs: Inputs, tmp_path: Path) -> None:
+def test_sigterm_during_a_write_leaves_no_files_and_is_reported(inputs: Inputs, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, "convert", str(inputs.model), str(tmp_path / "out"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 128 + signal.SIGTERM and "SIGTERM" in done.stderr

@@ -37,7 +37,7 @@ def test_the_first_test_that_fails_is_named(tmp_path: Path):
     assert first_failure(tmp_path, names[:1], 0, 100) is None
 
 
-def test_a_fault_that_survives_a_phase_is_said():
+def test_fault_that_survives_a_phase_is_reported():
     found = [Caught(0, "tests/test_generic.py::test_it[a]", 3.2), Caught(1, None, 60.0)]
     caught, survives = rows(FAULT, found)
     assert "test_it[a]` | 0 | 3 |" in caught and "it survives | 1 | 60 |" in survives

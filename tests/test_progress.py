@@ -16,7 +16,7 @@ from glassformer.text import ByteTokenizer
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_line_shows_where_nothing_else_listens(
+def test_line_is_shown_only_without_a_listener(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "SOON", 0.0)
@@ -31,7 +31,7 @@ def test_a_line_shows_where_nothing_else_listens(
 
 
 @pytest.mark.parametrize("name", ["folder", "model.gguf"])
-def test_reading_and_writing_tell_each_tensor(name: str, tmp_path: Path) -> None:
+def test_reading_and_writing_report_each_tensor(name: str, tmp_path: Path) -> None:
     """Up to the number of tensors that the file has, by the library that defines the format."""
     told: list[tuple[str, int, int | None]] = []
     model = gf.preset("llama@0.1m+vocab_size=257").build(seed=0)
@@ -53,9 +53,7 @@ def test_reading_and_writing_tell_each_tensor(name: str, tmp_path: Path) -> None
         assert count is not None and count > 10 and rows == [(done, count) for done in range(count + 1)]
 
 
-def test_time_left_is_what_the_pace_so_far_gives(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_time_left_follows_the_pace_so_far(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A quarter in 30 seconds leaves 90."""
     clock = [0.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
@@ -73,7 +71,7 @@ def test_time_left_is_what_the_pace_so_far_gives(
 
 
 @pytest.mark.parametrize(("progress", "lines"), [(True, 1), (False, 0)])
-def test_python_shows_what_the_command_line_shows(
+def test_python_shows_the_progress_of_the_command_line(
     progress: bool, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(live, "FIRST", -1.0)

@@ -38,7 +38,7 @@ def cases(parts: int, count: int) -> list[str]:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 23])
 @pytest.mark.parametrize("parts", sorted(set(SAMPLED.values())))
-def test_as_many_phases_in_a_row_as_there_are_parts_try_every_case(parts: int, count: int):
+def test_consecutive_phases_numbering_the_parts_try_every_case(parts: int, count: int):
     names = cases(parts, count)
     for first in range(PHASES):
         found = Counter(name for now in range(first, first + parts) for name in tried(names, now % PHASES))
@@ -53,12 +53,12 @@ def test_decks_are_dealt_as_the_cases_of_one_test():
         assert {name for names in each for name in names} == set(deck) and all(each)
 
 
-def test_what_is_not_sampled_is_always_tried():
+def test_unsampled_tests_are_always_tried():
     names = ["tests/test_house.py::test_it[a]", "tests/test_house.py::test_it[b]", "tests/test_generic.py::test_alone"]
     assert tried(names, 3) == names
 
 
-def test_what_the_tables_name_is_there():
+def test_names_in_the_tables_exist():
     assert all(PHASES % parts == 0 for parts in SAMPLED.values())
     for start in SAMPLED:
         assert (ROOT / start.partition("::")[0]).exists(), start

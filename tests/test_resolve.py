@@ -123,7 +123,7 @@ def test_how_a_model_is_run_is_read_in_one_way(run: Path) -> None:
     assert loaded_as(run, options).model.dtype == torch.bfloat16 and state_dtype(options) == torch.int8
 
 
-def test_what_is_no_path_or_format_is_refused(run: Path, tmp_path: Path) -> None:
+def test_invalid_path_or_format_is_refused(run: Path, tmp_path: Path) -> None:
     with refused(code="unknown", field="to"):
         gf.convert(run, tmp_path / "hf", to="onnx")  # type: ignore[arg-type]
     assert not (tmp_path / "hf").exists()
@@ -132,14 +132,14 @@ def test_what_is_no_path_or_format_is_refused(run: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("model", [None, 7, ["llama@1m"], torch.nn.Linear(2, 2)])
-def test_what_names_no_model_is_refused(model: Any, text: Path) -> None:
+def test_values_that_are_not_models_are_refused(model: Any, text: Path) -> None:
     verbs = [resolve, lambda one: gf.train(one, text, SHORT), lambda one: gf.embed(one, ["a"])]
     for verb in [*verbs, *([] if isinstance(model, list) else [gf.plan])]:  # plan takes several models
         with refused(code="type", field="model"):
             verb(model)
 
 
-def test_a_change_of_the_recipe_is_refused_where_nothing_is_trained() -> None:
+def test_recipe_change_is_refused_without_training() -> None:
     for verb in (resolve, gf.plan, gf.inspect, gf.check):
         with refused(code="unsupported", field="recipe.warmup"):
             verb(f"{NAME}+recipe.warmup=0.1")
@@ -162,7 +162,7 @@ def test_a_model_is_trained_however_it_is_named(run: Path, text: Path) -> None:
     assert by_name.validation["loss"] == losses["config"]  # type: ignore[index]
 
 
-def test_training_begins_with_the_weights_of_a_loaded_model(run: Path, text: Path) -> None:
+def test_training_starts_from_the_weights_of_a_loaded_model(run: Path, text: Path) -> None:
     loaded = gf.load(run)
     first: dict[str, float] = {}
     for way, model in {"path": run, "loaded": loaded}.items():
@@ -266,7 +266,7 @@ def test_a_stopped_run_leaves_its_report_and_the_command_that_resumes_it(
     assert "the trained model" in (tmp_path / "a run" / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_budget_of_minutes_decides_what_was_not_asked_for_once(
+def test_budget_of_minutes_chooses_missing_settings_once(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run keeps it when it is resumed, however fast the machine is by then; a comparison when it is extended."""

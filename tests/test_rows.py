@@ -63,7 +63,7 @@ def test_rows_are_those_with_a_target() -> None:
     assert none is not None and len(none) == 128
 
 
-def test_who_looks_sees_all_tokens() -> None:
+def test_observers_receive_all_tokens() -> None:
     model, (tokens, targets) = made(), texts()
     shapes: list[tuple[int, ...]] = []
     plain = model.loss(tokens, targets)

@@ -147,7 +147,7 @@ def test_depth_factors_are_those_of_each_tower():
     assert stds[0] / stds[1] == pytest.approx(6 / 4, rel=0.15)
 
 
-def test_sites_of_both_towers_are_looked_at_and_edited(config: ModelConfig, texts):
+def test_sites_of_both_towers_are_captured_and_edited(config: ModelConfig, texts):
     model, (tokens, source, real) = moved(config), texts
     seen = gf.capture(model, tokens, "*.pattern", source=source, source_documents=real)
     shapes = {name: tuple(value.shape[-2:]) for name, value in seen.items()}
@@ -198,7 +198,7 @@ def test_sources_that_cannot_be_read(field: str, given: dict[str, torch.Tensor],
     assert problem.value.field == field and "\n" not in str(problem.value)
 
 
-def test_the_loss_of_what_was_read_before(texts):
+def test_loss_with_an_encoded_memory_equals_loss_with_its_source(texts):
     """With the memory, the source need not be read again."""
     model, (tokens, source, real) = moved(towers()), texts
     before, targets = tokens[:, :-1], tokens[:, 1:]

@@ -171,7 +171,7 @@ def backward_in_autograds_thread(make: Callable[[], Tensor], levels: int = 70) -
     ],
     ids=["looks", "regions", "reduce"],
 )
-def test_backward_passes_know_what_their_caller_entered(
+def test_backward_passes_see_the_contexts_of_their_caller(
     entered: Callable[[Site], AbstractContextManager[None]], found: Callable[[Site], bool]
 ) -> None:
     site, here = Site(), threading.get_ident()

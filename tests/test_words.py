@@ -61,7 +61,7 @@ BEFORE = '"""A module."""\n\n\ndef f(x):\n    """Adds."""\n    return x + 1  # o
         (BEFORE.replace("# one", "# noqa"), False, False),
     ],
 )
-def test_words_only_tells_words_from_code(after: str, docstrings_only: bool, strings_too: bool):
+def test_words_only_distinguishes_words_from_code(after: str, docstrings_only: bool, strings_too: bool):
     assert (words_only.code_of(BEFORE) == words_only.code_of(after)) is docstrings_only
     assert (words_only.code_of(BEFORE, True) == words_only.code_of(after, True)) is strings_too
 
