@@ -11,7 +11,7 @@ from tests.test_device import (
     test_check,
     test_readings,
     test_states_and_rows_of_unequal_length,
-    test_weights_are_drawn_where_they_are_asked_for,
+    test_weights_are_initialised_on_the_requested_device,
 )
 from tests.test_generic import EVERY, Case
 
@@ -20,7 +20,7 @@ __all__ = [
     "test_check",
     "test_readings",
     "test_states_and_rows_of_unequal_length",
-    "test_weights_are_drawn_where_they_are_asked_for",
+    "test_weights_are_initialised_on_the_requested_device",
 ]
 ROUNDING = 3e-4
 """Numbers in fp32 whose sums are taken in another order."""

@@ -211,7 +211,7 @@ def test_products_in_bf16_by_autocast(name: str, which: str):
     compare(mine, theirs, TOLERANCE[torch.bfloat16])
 
 
-def test_flex_refuses_what_it_cannot_compute():
+def test_flex_refuses_unsupported_calls():
     q = torch.zeros(1, 4, 1, 8, device="cuda")
     with pytest.raises(RequestError) as error:
         Flex()(AttentionCall(q, q, q, Causal()))
@@ -234,7 +234,7 @@ def test_flex_refuses_what_it_cannot_compute():
         ("softcap", {"dropout": 0.1}, "banded"),
     ],
 )
-def test_auto_takes_what_it_says(which: str, asked: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch):
+def test_auto_runs_the_kernel_it_names(which: str, asked: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch):
     """And that kernel computes it: by facts in tests/parts/test_kernel_calls.py, by a call here."""
     taken: list[str] = []
     for kernel in Auto.kernels.values():

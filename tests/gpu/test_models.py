@@ -209,7 +209,7 @@ def test_a_compiled_step_is_the_models_own(name: str, rows: int = 2):
     assert state.rows is not None and state.rows.tolist() == [40] * rows and state.length == 40
 
 
-def test_a_compiled_stream_and_engine_write_what_the_model_writes():
+def test_compiled_stream_and_engine_generate_as_the_model():
     model = deepcopy(small("llama-3.2-1b")).cuda()
     prompts = [draw(1, n, n)[0].tolist() for n in (3, 9, 5, 4, 7)]
     plain = [gf.generate(model, torch.tensor([ids]).cuda(), 12)[0, len(ids) :].tolist() for ids in prompts]

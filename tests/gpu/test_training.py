@@ -67,7 +67,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     capsys.readouterr()
 
 
-def test_it_goes_on_as_if_it_had_not_stopped(text: TextData, tmp_path: Path):
+def test_interrupted_run_resumes_bit_for_bit(text: TextData, tmp_path: Path):
     """Bit for bit, in fp32 with dropout: the checkpoint has the GPU's generator."""
     asked = {**STEPS, "tokens": 10 * 16 * 64, "dtype": "float32", "compile": False}
     train(preset("gpt2@1m+dropout:0.1"), text, asked, tmp_path / "whole")
