@@ -150,7 +150,7 @@ def test_no_word_is_invisible(page: Path, view: View):
 
 
 @pytest.mark.parametrize("name", ["short", "long"])
-def test_looks_at_is_exact_and_all_else_makes_it_whole(
+def test_attended_tokens_are_exact_and_the_rest_sums_to_one(
     name: str, seen: Inspection, long: Inspection, pages: dict[str, Path], view: View
 ):
     of, page = {"short": seen, "long": long}[name], view(pages[name])
@@ -231,7 +231,7 @@ def test_on_a_phone_cells_have_words_and_room(name: str, pages: dict[str, Path],
     assert page.locator("#head-grid").bounding_box()["width"] <= NARROW["width"]
 
 
-def test_columns_name_their_mixers_and_brackets_their_key_heads(pages: dict[str, Path], view: View):
+def test_columns_name_mixers_and_brackets_name_kv_heads(pages: dict[str, Path], view: View):
     page = view(pages["mixed"])
     kinds = page.locator("#head-grid .kinds th")
     assert [kind.get_attribute("title") for kind in kinds.all()] == [

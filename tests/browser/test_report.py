@@ -53,14 +53,14 @@ def test_the_skip_link_is_the_first_stop_and_leads_to_the_results(pages: dict[st
     assert page.evaluate("document.activeElement.id") == "content"
 
 
-def test_the_contents_stay_in_sight_and_say_where_one_is(pages: dict[str, Path], view: View) -> None:
+def test_contents_stay_visible_and_mark_the_current_section(pages: dict[str, Path], view: View) -> None:
     page = view(pages["watched"])
     page.locator("nav a[href='#contexts']").click()
     page.wait_for_function("() => document.querySelector('nav a[aria-current]')?.hash === '#contexts'")
     assert page.evaluate("Math.abs(document.querySelector('nav').getBoundingClientRect().top) < 2")
 
 
-def test_a_wide_table_says_on_a_phone_that_it_scrolls(pages: dict[str, Path], view: View) -> None:
+def test_wide_table_on_a_phone_has_a_scroll_hint(pages: dict[str, Path], view: View) -> None:
     hint = ".gf-more:visible"
     assert "Scroll for more columns" in view(pages["one seed"], width=390).locator(hint).first.inner_text()
     page = view(pages["one seed"], width=390)

@@ -91,7 +91,7 @@ def test_cards_are_drawn_before_torch_is_there(studio: Open) -> None:
     assert page.locator(".card").count() == len(gf.presets()) and drawn < 5000
 
 
-def test_two_models_are_compared_by_keyboard_alone(studio: Open) -> None:
+def test_two_models_are_compared_by_keyboard_only(studio: Open) -> None:
     page = studio("/gallery")
     page.wait_for_selector(".card")
     page.locator("#search").focus()
@@ -155,7 +155,7 @@ def test_typed_expression_and_its_refusal(studio: Open) -> None:
     page.wait_for_function("() => document.querySelector('.refusal')?.textContent.includes('2000')")
 
 
-def test_browser_without_the_token_is_told_so(studio: Open) -> None:
+def test_browser_without_the_token_gets_a_message(studio: Open) -> None:
     page = studio("/gallery")
     page.context.clear_cookies()
     page.goto(page.url.partition("#")[0] + "#/compose?e=gpt2")
@@ -226,7 +226,7 @@ def test_walk_goes_from_number_to_number_by_keyboard(studio: Open) -> None:
     assert "Mask" in toy.locator("h3").inner_text()
 
 
-def test_walk_opens_where_the_address_says_and_takes_a_model_without_attention(studio: Open) -> None:
+def test_walk_opens_at_the_addressed_step_and_accepts_a_model_without_attention(studio: Open) -> None:
     page = studio("/learn?model=llama@1m%2Bmamba&text=abc&step=model.0")
     page.wait_for_function("() => document.querySelectorAll('.walk').length === 3")
     model = page.locator("#model ~ .region").last

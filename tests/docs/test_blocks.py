@@ -50,7 +50,7 @@ def of(name: str) -> list[Block]:
 
 
 @every_page
-def test_blocks_run_and_print_what_the_page_shows(name: str, server: Path, tmp_path: Path) -> None:
+def test_blocks_run_and_print_the_pages_output(name: str, server: Path, tmp_path: Path) -> None:
     run = [block for block in of(name) if block.reason is None and block.language in RUN]
     for word, package in PACKAGES.items():
         if find_spec(package) is None and any(word in block.code for block in run):

@@ -46,7 +46,7 @@ anything = st.floats(allow_nan=True, allow_infinity=True)
 
 
 @given(reals, reals, st.integers(3, 9))
-def test_ticks_are_round_even_inside_and_about_as_many_as_asked(a: float, b: float, target: int) -> None:
+def test_ticks_are_round_even_inside_and_near_the_target_number(a: float, b: float, target: int) -> None:
     low, high = min(a, b), max(a, b)
     assume(high - low > 1e-6 * max(abs(low), abs(high), 1e-9))
     ticks = nice_ticks(low, high, target)
@@ -60,7 +60,7 @@ def test_ticks_are_round_even_inside_and_about_as_many_as_asked(a: float, b: flo
 
 
 @given(st.floats(1e-12, 1e12), st.floats(1.001, 1e9))
-def test_log_ticks_lie_inside_and_rise(low: float, ratio: float) -> None:
+def test_log_ticks_are_inside_and_rise(low: float, ratio: float) -> None:
     ticks = log_ticks(low, low * ratio)
     assert ticks == sorted(set(ticks)) and len(ticks) <= 14
     assert all(low * (1 - 1e-6) <= t <= low * ratio * (1 + 1e-6) for t in ticks)
@@ -133,7 +133,7 @@ def test_a_scatter_chart_of_any_numbers_is_finite(points: list) -> None:
     assert all(math.isfinite(n) for n in _numbers(scatter_chart(dots, Axis("x"), Axis("y"), "t")))
 
 
-def test_a_line_is_drawn_where_its_values_lie() -> None:
+def test_line_is_drawn_at_its_values() -> None:
     chart = line_chart(
         [Series("a", [(0, 1.0), (10, 3.0)])],
         Axis("x"),
@@ -168,7 +168,7 @@ def test_labels_keep_apart_and_in_order(places: list[float]) -> None:
         assert all(math.isclose(a, b, abs_tol=1e-6) for a, b in zip(places, moved, strict=True))
 
 
-def test_an_interval_lies_on_its_side_of_zero() -> None:
+def test_interval_is_on_its_side_of_zero() -> None:
     domain = interval_domain([-0.2, 0.1, None, math.nan])
     assert domain[0] == -domain[1] and domain[1] > 0.2
     row = interval_row(-0.1, -0.2, -0.05, domain, "t", width=300)
@@ -194,7 +194,7 @@ def test_a_parallel_block_with_two_norms_shows_two() -> None:
     assert len(re.findall(r">layernorm</text>", svg)) == 3
 
 
-def test_many_arms_are_told_apart_by_more_than_colour() -> None:
+def test_many_arms_differ_by_more_than_colour() -> None:
     looks = {(colour(i), dash(i), re.sub(r"[\d.]+", "", marker(i, 0, 0))) for i in range(120)}
     assert len(looks) == 120
     assert len({dash(i) for i in range(6)}) == 6
@@ -305,14 +305,14 @@ def test_no_two_names_overprint_in_a_scatter(points: list[tuple[float, float]], 
         assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
 
 
-def test_what_goes_beyond_an_axis_is_marked_with_its_height() -> None:
+def test_values_beyond_an_axis_are_marked_with_their_height() -> None:
     wild = Series("a", [(0, 5.0), (5, 60.0), (6, 4.0), (10, 4.0)])
     chart = line_chart([wild], Axis("x", unit="tokens"), Axis("y", high=6.0), "t")
     assert chart.count("gf-beyond") == 1 and "up to 60.00 at 5 tokens: a" in chart and ">60.0<" in chart
     assert "gf-beyond" not in line_chart([wild], Axis("x"), Axis("y"), "t")
 
 
-def test_the_script_is_small_and_can_stand_in_a_page() -> None:
+def test_script_is_small_and_safe_inside_a_page() -> None:
     assert len(script().encode()) < 15_000 and "</" not in script() and "http" not in script()
     assert "</" not in stylesheet() and "url(" not in stylesheet()
     assert 'aria-pressed="true"' in legend([Series("<a>", [])]) and "<a>" not in legend([Series("<a>", [])])

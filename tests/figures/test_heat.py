@@ -63,7 +63,7 @@ def test_a_larger_value_never_has_a_lower_colour(found: list, kind: str) -> None
     assert levels == sorted(levels) and levels[0] >= 0 and levels[-1] < LEVELS
 
 
-def test_a_scale_says_what_lies_beyond_it() -> None:
+def test_scale_marks_values_beyond_it() -> None:
     calm = [0.5, 1.0]
     near = heat_scale("x", calm, "log", every=[0.5, 6.0])
     assert (near.low, near.high, near.below, near.above) == (0.5, 6.0, False, False)
@@ -76,7 +76,7 @@ def test_a_scale_says_what_lies_beyond_it() -> None:
     assert (fixed.low, fixed.high, fixed.above) == (0, 1, True)
 
 
-def test_not_recorded_and_not_finite_are_told_apart() -> None:
+def test_not_recorded_and_not_finite_are_distinguished() -> None:
     column = HeatColumn(0, 1, [math.nan, "inf", -math.inf, None, "words", True])
     found = cells(heat_map([column], list("012345"), unit, Axis("Step"), "t", "layer"))
     assert [kind for _, kind, _ in found] == ["gf-hx"] * 3 + ["gf-hn"] * 3
@@ -128,7 +128,7 @@ def test_marks_at_one_place_are_both_seen() -> None:
     assert math.isclose((circles[0][0] + circles[1][0]) / 2, (34 + 490) / 2, abs_tol=0.1)
 
 
-def test_the_picture_is_named_for_those_who_cannot_see_it() -> None:
+def test_heat_map_has_an_accessible_name() -> None:
     tree = ElementTree.fromstring(
         heat_map([HeatColumn(0, 1, [0.1])], ["0"], unit, Axis("Step"), "entropy of a", "layer")
     )

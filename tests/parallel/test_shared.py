@@ -100,7 +100,7 @@ def test_recipes_that_ranks_cannot_share_are_refused(layout: str, recipe: dict[s
         check_shared(CONFIG, Recipe.of(**{**RECIPE.model_dump(), **recipe}), Layout.of(layout), "run")
 
 
-def test_number_of_ranks_without_power_of_two_warns():
+def test_ranks_not_a_power_of_two_warn():
     with pytest.warns(UserWarning, match="within rounding, not bit for bit"):
         check_shared(CONFIG, RECIPE.replace(batch_size=6, micro_batch=1), Layout.of("fsdp=3"), "run")
     with warnings.catch_warnings():

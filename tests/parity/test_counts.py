@@ -89,7 +89,7 @@ def test_table_is_complete() -> None:
     assert set(PARAMETERS) == set(PRESETS)
 
 
-def test_the_first_transformers_have_about_the_size_their_paper_says():
+def test_original_transformers_have_about_the_papers_size():
     """1706.03762, table 3: 65 and 213 million, of "about 37000 tokens"; without one table for all three, 20 % more."""
     for name, millions in {"transformer-base": 65, "transformer-big": 213}.items():
         config = PRESETS[name]()

@@ -69,7 +69,7 @@ def test_a_change_that_a_mixer_does_not_have_is_refused_or_passes_it_by():
     assert gf.preset("llama@1m+ema+dropout:0.1+nobias").stack[0].blocks[0].mixer == toy_parts.EmaConfig()
 
 
-def test_experts_of_a_network_that_does_not_say_how_are_refused():
+def test_experts_of_an_ffn_without_expert_support_are_refused():
     with refused(code="unsupported", field="ffn.kind"):
         gf.preset("llama@1m+sine+moe:4:2")
 
@@ -82,7 +82,7 @@ def test_it_is_resized_and_keeps_the_weights_of_the_other_ffn():
     assert gated == plain  # three matrices of 96, two of 144
 
 
-def test_it_is_trained_saved_loaded_and_goes_on(source: Path, tmp_path: Path):
+def test_plugin_model_is_trained_saved_loaded_and_resumed(source: Path, tmp_path: Path):
     recipe = {"tokens": 256, "batch_size": 2, "context": 16, "threads": 1, "dtype": "float32", "device": "cpu"}
     run = gf.train(gf.preset(TOY), source, recipe, out=tmp_path / "run")
     assert run.status == "ok"
@@ -97,7 +97,7 @@ def test_it_is_trained_saved_loaded_and_goes_on(source: Path, tmp_path: Path):
     assert any(row.site == "padded and cached" and row.verdict == "ok" for row in report.rows)
 
 
-def test_it_generates_what_the_full_pass_says():
+def test_plugin_model_generates_as_its_full_pass():
     model = gf.preset(TOY).build(seed=0).eval()
     tokens = torch.randint(256, (2, 5), generator=torch.Generator().manual_seed(0))
     text = gf.generate(model, tokens, max_new_tokens=6, temperature=0.0)
@@ -119,7 +119,7 @@ def test_it_is_looked_into_and_planned():
     assert cost.state_bytes == config.state_bytes(64, torch.bfloat16) == 2 * 32 * 4  # one size whatever the context
 
 
-def test_it_is_compared_in_processes_of_its_own(source: Path, tmp_path: Path):
+def test_plugin_model_is_compared_in_separate_processes(source: Path, tmp_path: Path):
     results = compare([f"llama@1m+{TINY}", TOY], source, out=tmp_path / "out", allow_unmatched=True, **PLAN)
     assert [run.status for run in results.runs] == ["ok", "ok"], [run.error for run in results.runs]
 
@@ -147,7 +147,7 @@ def test_a_module_that_is_gone_is_named(tmp_path: Path):
     sys.path.remove(str(tmp_path))
 
 
-def test_an_unknown_kind_says_that_a_part_must_be_imported():
+def test_unknown_kind_is_refused_with_a_hint_to_import():
     tree = gf.preset("llama@1m").to_dict()
     tree["final_norm"]["kind"] = "l7"
     with refused(code="unknown", field="final_norm"):
@@ -196,7 +196,7 @@ def test_an_installed_package_that_is_broken_is_named(tmp_path: Path):
 # What does not answer cannot be built
 
 
-def test_a_mixer_config_that_does_not_answer_is_refused_where_it_is_defined():
+def test_mixer_config_without_abstract_method_is_refused_at_definition():
     with pytest.raises(TypeError, match="must define") as caught:
 
         class SilentConfig(MixerConfig, kind="silent"):

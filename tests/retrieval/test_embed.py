@@ -169,7 +169,7 @@ def test_flags_of_earlier_folders_are_read(tmp_path: Path):
         assert gf.load(tmp_path).pooling == Pooling(how, True)
 
 
-def test_what_is_refused():
+def test_embed_refuses_unfit_texts_and_models():
     wrong: tuple[tuple[Any, Code, Any], ...] = (
         ([], "missing", None), ("abc", "type", "str"), (["a", ""], "missing", ""), ([3], "type", "int"),
     )  # fmt: skip

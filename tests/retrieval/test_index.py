@@ -115,7 +115,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("at", range(8))
-def test_a_run_that_was_killed_goes_on(at: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_killed_index_run_resumes(at: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Killed at any of its calls; the files are those of a run that was not, and no vector is made twice."""
     monkeypatch.setattr(indexing, "BLOCK", 5)
     whole = files(gf.index(data, tmp_path / "whole", encoder()).folder)
@@ -195,7 +195,7 @@ def test_a_damaged_index_is_refused(how: str, name: str, data: Path, tmp_path: P
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_beginning_is_refused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_damaged_unfinished_index_is_refused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(indexing, "BLOCK", 5)
     gf.index(data, tmp_path / "index", encoder())
     out = tmp_path / "index"
@@ -211,7 +211,7 @@ def test_a_damaged_beginning_is_refused(data: Path, tmp_path: Path, monkeypatch:
     assert len(gf.index(data, out, encoder())) == len(WORDS)
 
 
-def test_what_is_refused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_index_refuses_unfit_requests(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out = tmp_path / "index"
     gf.index(data, out, encoder())
     with refused(code="conflict", field="encoder"):
@@ -237,7 +237,7 @@ def test_what_is_refused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 # Asking
 
 
-def test_passages_are_cut_to_what_fits(data: Path, tmp_path: Path):
+def test_passages_are_cut_to_the_context(data: Path, tmp_path: Path):
     found = gf.index(data, tmp_path / "index", encoder())
     texts = [hit.passage.text for hit in found.search("three", 12)]
     bare = len(Asker(found, decoder(4096)).ids("three", []))
@@ -264,7 +264,7 @@ def test_of_white_space_nothing_is_left(data: Path, tmp_path: Path):
     assert asker.cut("one two" * 8, 30) == ("one twoone twoone twoone", 30)
 
 
-def test_an_answer_is_what_the_model_says(data: Path, tmp_path: Path):
+def test_answer_equals_the_models_generation(data: Path, tmp_path: Path):
     found = gf.index(data, tmp_path / "index", encoder())
     model = decoder(512)
     answer = gf.ask("three", found, model, k=2, max_new_tokens=8)

@@ -15,7 +15,7 @@ def task(n: int = 12) -> measured.Task:
     return measured.Task("t", ["a", "b", "c"], [f"text {i}" for i in range(n)], relevant)
 
 
-def test_chance_is_what_drawing_comes_to(monkeypatch: pytest.MonkeyPatch):
+def test_chance_scores_equal_random_rankings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(measured, "DEEP", 6)
     draw, found, rounds = random.Random(0), dict.fromkeys(("recall@1", "recall@5", "MRR"), 0.0), 3000
     for _ in range(rounds):

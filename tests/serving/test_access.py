@@ -96,7 +96,7 @@ def test_own_page_is_answered(client: Any) -> None:
     assert ask(client, "/health", origin=HOST, **{"sec-fetch-site": "same-origin"}).status_code == 200
 
 
-def test_health_needs_no_token_and_tells_nothing(locked: Any) -> None:
+def test_health_needs_no_token_and_reveals_nothing(locked: Any) -> None:
     for secret in ("", "Bearer wrong"):
         response = ask(locked, "/health", authorization=secret)
         assert response.status_code == 200 and response.json() == {"status": "ok"}
@@ -166,7 +166,7 @@ def test_number_of_requests_is_bounded(computer: Computer, log: Logged) -> None:
     [b"", b"{", b"[]", b"null", b'"a"', b"\xff\xfe", b"[" * 100_000, b'{"model":' * 10_000, b'{"model": 1e999}',
      b'{"model": "talker", "model": NaN}', b'{"model": "\\ud800"}', b'{"n": ' + b"9" * 5000 + b"}"],
 )  # fmt: skip
-def test_body_that_is_no_request(client: Any, route: str, body: bytes) -> None:
+def test_invalid_body_is_refused(client: Any, route: str, body: bytes) -> None:
     response = client.post(route, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400 and len(response.text) < 1000 and "Traceback" not in response.text
     assert is_error(response.json(), route)
@@ -185,7 +185,7 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def test_hostile_bodies_are_refused_and_the_server_goes_on(client: Any) -> None:
+def test_hostile_bodies_are_refused_and_the_server_continues(client: Any) -> None:
     """1,000 bodies with one or two wrong fields: 2xx or 4xx, never 5xx, and no trace."""
     draw = random.Random(0)
     for _ in range(1000):
@@ -208,7 +208,7 @@ def test_log_escapes_control_characters(client: Any, log: Logged) -> None:
     assert len(log) == 1 and log[0].isprintable() and "\\x1b" in log[0] and "404" in log[0]
 
 
-def test_failure_inside_tells_nothing(client: Any, log: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_failure_reveals_nothing(client: Any, log: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*given: Any) -> None:
         raise RuntimeError("secret\x1b")
 
@@ -252,7 +252,7 @@ def test_quantisation_fits_into_free_memory(letters: Any, free: int | None, kind
     assert fitting(letters.config, 2, 1, bytes_free and bytes_free + round(state / 0.8)) == kind
 
 
-def test_dry_start_shows_what_would_be_served(letters: Any, encoder: Any) -> None:
+def test_dry_start_lists_models_to_serve(letters: Any, encoder: Any) -> None:
     found = serve([letters, encoder], dry=True, slots=2, port=8123)
     assert [one.name for one in found.models] == ["model-1", "model-2"]
     assert found.models[0].state_bytes > 0 and found.models[1].slots == 0

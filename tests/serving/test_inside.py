@@ -85,7 +85,7 @@ def test_other_requests_keep_their_bits(client: Any) -> None:
     assert together == [alone, alone]
 
 
-def test_values_are_bounded_and_what_is_left_out_is_named(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_bounded_and_omissions_are_named(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from glassformer.serving import inside
 
     monkeypatch.setattr(inside, "LARGEST", 400)

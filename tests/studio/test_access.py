@@ -92,7 +92,7 @@ def test_foreign_host_is_refused(studio: Any, route: str, host: str) -> None:
 @pytest.mark.parametrize("route", BODIES)
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"expression": 1}',
                                   b'{"expression": "' + b"a" * 10_000 + b'"}'])  # fmt: skip
-def test_body_that_is_no_request(studio: Any, route: str, body: bytes) -> None:
+def test_invalid_body_is_refused(studio: Any, route: str, body: bytes) -> None:
     headers = {"cookie": f"{COOKIE}={TOKEN}", "x-glassformer": "1", "content-type": "application/json"}
     response = studio.post(route, content=body, headers=headers)
     assert response.status_code == 400 and len(response.text) < 1000 and "Traceback" not in response.text
@@ -142,7 +142,7 @@ def test_answers_are_not_kept_by_the_browser(page: Any, studio: Any, route: str)
     studio.cookies.clear()
 
 
-def test_page_allows_no_other_address_and_no_script_of_its_own(studio: Any) -> None:
+def test_page_allows_no_other_address_and_no_inline_script(studio: Any) -> None:
     policy = studio.get("/").headers["content-security-policy"]
     assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
     for name, content in page_files().items():

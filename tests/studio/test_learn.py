@@ -124,7 +124,7 @@ def test_walk_of_a_served_model_has_its_numbers(page: Any, letters: Loaded) -> N
     assert step["tables"][0]["texts"] == [[say(one) for one in row] for row in pattern.tolist()]
 
 
-def test_walk_refuses_what_is_no_single_text() -> None:
+def test_walk_refuses_encoder_decoder_models() -> None:
     model = gf.preset("t5@0.1m").build(seed=0)
     with refused(code="unsupported", field="model"):
         walk(model, [IDS])

@@ -54,7 +54,7 @@ def test_no_other_page_is_sent(page: Any, studio: Any, name: str) -> None:
     assert studio.get("/api/pages/x").status_code == 401
 
 
-def test_component_that_is_not_there_is_refused(page: Any) -> None:
+def test_missing_component_is_refused(page: Any) -> None:
     for name in ("layers.9.ffn", "layers.0.heads.9", "embed", "layers.0.heads.x", "../x"):
         response = page("/api/look", {"model": "tiny", "text": TEXT, "ablate": [name]})
         assert response.status_code == 400, name

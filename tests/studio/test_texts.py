@@ -44,13 +44,13 @@ def test_two_gigabytes_are_refused_with_the_first_request(tmp_path: Path) -> Non
     [(b"PK\x03\x04" + b"\0" * 100, "type"), (b"abc\0def", "type"), (bytes(range(128, 256)) * 8, "damaged"),
      (b"%PDF-1.7 words", "type")],
 )  # fmt: skip
-def test_what_is_no_text_is_refused_and_not_kept(tmp_path: Path, content: bytes, code: Any) -> None:
+def test_invalid_text_is_refused_and_not_kept(tmp_path: Path, content: bytes, code: Any) -> None:
     with refused(code=code, field="data"):
         Texts(tmp_path / "texts").take(piece(content))
     assert os.listdir(tmp_path / "texts") == []
 
 
-def test_empty_file_and_pieces_that_are_none(tmp_path: Path) -> None:
+def test_empty_file_and_invalid_pieces_are_refused(tmp_path: Path) -> None:
     texts = Texts(tmp_path)
     with refused(code="missing", field="size"):
         texts.take(piece(b""))
@@ -73,7 +73,7 @@ def test_empty_file_and_pieces_that_are_none(tmp_path: Path) -> None:
      ("-rf", "rf.txt"), ("..", None), ("/", None), ("\0", None),
      ("a" * 255, "a" * 64 + ".txt"), ("字" * 255, None)],
 )  # fmt: skip
-def test_name_of_a_text_is_no_path(name: str, expected: str | None) -> None:
+def test_name_of_a_text_is_never_a_path(name: str, expected: str | None) -> None:
     if expected is None and "字" not in name:
         with refused(code="syntax", field="name"):
             plain_name(name)

@@ -94,7 +94,7 @@ def test_why_and_layers_are_those_of_the_library(tmp_path: Path) -> None:
         runs.dynamics("../one", "")
 
 
-def test_trainings_are_laid_over_each_other_with_what_speaks_against_it(tmp_path: Path) -> None:
+def test_overlaid_trainings_have_notes_on_differences(tmp_path: Path) -> None:
     for name, design in (("a", {}), ("b", {}), ("c", {"tokens": 5}), ("d", {"data": "python-docs"})):
         training(tmp_path, name, **design)
     runs = Runs(tmp_path)
@@ -128,7 +128,7 @@ def test_text_of_the_folder_is_trained_on_and_no_other_file(tmp_path: Path) -> N
             runs.design(asked(data=name))
 
 
-def test_plan_before_the_start_tells_runs_and_time(tmp_path: Path) -> None:
+def test_plan_before_the_start_shows_runs_and_time(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     found = runs.plan(asked(models=["gpt2@1m", "llama@1m"], tokens=None, minutes=2, seeds=3))
     assert "2 models x 3 seeds x 2:00: about 12:00" in found["words"]
