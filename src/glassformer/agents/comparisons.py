@@ -20,6 +20,7 @@ from typing import Any, Literal
 import yaml
 
 from glassformer.comparison import Design
+from glassformer.comparison.design import FILE
 from glassformer.comparison.result import row_of
 from glassformer.errors import RequestError, WorkError, shown
 from glassformer.files import being_written, disk_errors, replace_text
@@ -68,7 +69,11 @@ class Comparisons:
         with suppress(OSError):
             for entry in self.folder.iterdir():
                 if NAME.fullmatch(entry.name) and not entry.is_symlink():
-                    times = [file.stat().st_mtime for file in (entry / "results.json", entry / ASKED) if file.is_file()]
+                    times = [
+                        file.stat().st_mtime
+                        for file in (entry / "results.json", entry / ASKED, entry / FILE)
+                        if file.is_file()
+                    ]
                     found += [(max(times), entry.name)] if times else []
         return [name for _, name in sorted(found, reverse=True)[:MOST_LISTED]]
 
@@ -79,7 +84,7 @@ class Comparisons:
 
     def design_of(self, name: str) -> dict[str, Any]:
         """Returns the design of a comparison as plain values; empty without one."""
-        for file in (ASKED, "design.yaml"):
+        for file in (ASKED, FILE):
             with suppress(OSError, ValueError, yaml.YAMLError):
                 tree = yaml.safe_load((self.place(name) / file).read_text(encoding="utf-8"))
                 if isinstance(tree, dict):

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from glassformer.agents.comparisons import ASKED, Comparisons
 from glassformer.agents.tools import CompareTool, Expression, check_text_name
 from glassformer.comparison import Design
+from glassformer.comparison.design import FILE
 from glassformer.comparison.experiment import run_command
 from glassformer.errors import RequestError, WorkError, shown
 from glassformer.figures import Series, fixed, legend
@@ -203,7 +204,7 @@ class Runs:
         """Returns the diagnosis of a run. Raises RequestError for a run that has made no step."""
         folder = self.tracks(name).named(run).folder
         found = why(folder)
-        return {**found.to_dict(), "lines": blocks(found.lines()),
+        return {**found.to_dict(), "lines": blocks(replace(found, losses=()).lines()),
                 "commands": [shlex.join(["glassformer", "why", str(folder)])],
                 "python": [f"gf.why({str(folder)!r})"]}  # fmt: skip
 
@@ -310,7 +311,7 @@ def _how(place: Path, design: dict[str, Any]) -> dict[str, list[str]]:
     keywords = "".join(f", {name}={value}" for name, value in (options | _watch(design)).items())
     command = ["glassformer", "compare", *map(str, names), "--data", data, *flags]
     return {
-        "commands": [shlex.join(command), run_command(place / ASKED)],
+        "commands": [shlex.join(command), run_command(place / (ASKED if (place / ASKED).is_file() else FILE))],
         "python": [f"gf.compare({list(map(str, names))}, {data!r}{keywords})"],
     }
 

@@ -112,7 +112,7 @@ export function panel(name, act, changed) {
   });
   return {
     close: () => ending(),
-    element: h("section", { class: "run" }, h("h2", {}, name), status, head, curves, runs, reason.element, ends, inside, report),
+    element: h("section", { class: "run" }, h("h2", {}, name), status, head, h("div", { class: "course" }, curves, runs), reason.element, ends, inside, report),
   };
 }
 
@@ -125,6 +125,6 @@ function keep(holder, draw) {
 
 /** Several trainings in one figure. */
 export function overlay(found) {
-  return [h("h2", {}, t("over")), ...found.notes.map((one) => h("p", { class: "note" }, one)), ...charts(found),
-    table({ headings: ["", t("training"), t("text"), t("state-head")], rows: found.runs.map((one) => [one.letter, one.name, one.data, t(`state-${one.state}`)]) }, t("over"))];
+  return [h("h2", {}, t("over")), ...found.notes.map((one) => h("p", { class: "note" }, one)),
+    h("div", { class: "course" }, h("div", {}, ...charts(found)), table({ headings: [t("training"), t("text"), t("state-head")], rows: found.runs.map((one) => [`${one.letter} ${one.name}`, one.data, t(`state-${one.state}`)]) }, t("over")))];
 }

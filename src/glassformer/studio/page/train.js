@@ -17,6 +17,7 @@ export async function train(main, query) {
   const list = region(t("trainings")), over = region(t("over")), shown = h("div");
   const chosen = new Set((query.get("over") ?? "").split(" ").filter(Boolean));
   let open = null, timer = 0;
+  list.element.classList.add("listed");
 
   const names = () => models.value.split(/\s+/).filter(Boolean);
   const body = () => ({ models: names(), data: data.value, [kind.value]: kind.value === "tokens" ? Math.round(Number(amount.value)) : Number(amount.value),
@@ -146,8 +147,8 @@ export async function train(main, query) {
         h("form", { class: "options", onsubmit: (event) => { event.preventDefault(); start(); } },
           h("label", {}, t("text"), data), h("label", {}, t("budget"), kind), h("label", {}, t("amount"), amount), h("label", {}, t("seeds"), seeds),
           h("label", { class: "check" }, watch, t("record")), h("button", {}, t("start"))),
-        box, plan.element, said, shown),
-      h("section", {}, h("h2", {}, t("trainings")), list.element, over.element)));
+        box, plan.element, said),
+      h("section", {}, h("h2", {}, t("trainings")), list.element)), over.element, shown);
   for (const one of [models, amount, seeds, data, watch]) one.addEventListener("input", count);
   kind.addEventListener("input", () => { amount.value = kind.value === "tokens" ? "200000" : "1"; count(); });
   await refresh();
