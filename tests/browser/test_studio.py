@@ -342,11 +342,12 @@ def test_dropped_text_is_trained_on_and_its_model_writes_and_is_opened(studio: O
     page.wait_for_function("() => document.activeElement.textContent === 'worst head'")
     assert axe(page) == [] and fits(page)
     page.locator(".one-run a", has_text="Write").click()
+    page.wait_for_selector("#model option", state="attached")
+    page.locator("#prompt").fill("the cat ")
+    page.locator("#prompt").press("Tab")
     page.wait_for_selector(".bars tr:nth-child(5)")
     model = page.locator("#model").input_value()
     assert model.endswith("/run") and name in model
-    page.goto(page.url.partition("#")[0] + "#/chat")
-    page.wait_for_selector("#beside option:nth-child(1)", state="attached")
     page.goto(page.url.partition("#")[0] + f"#/look?model={model.replace('@', '%40')}&text=the+cat")
     page.frame_locator("iframe").locator("h1").wait_for()
 
