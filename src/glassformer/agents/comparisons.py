@@ -52,6 +52,8 @@ class Comparisons:
     _process: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _name: str = field(init=False, default="")
     _timer: threading.Timer | None = field(init=False, default=None)
+    _designs: dict[Path, tuple[tuple[int, int], Any]] = field(init=False, default_factory=dict)
+    """Content of design files with their time and size, because every view of one comparison looks at all of them."""
 
     def place(self, name: str) -> Path:
         """Returns the folder of a comparison. Raises RequestError for a name that is a path or not a plain name."""
@@ -84,11 +86,15 @@ class Comparisons:
 
     def design_of(self, name: str) -> dict[str, Any]:
         """Returns the design of a comparison as plain values; empty without one."""
-        for file in (ASKED, FILE):
+        for file in (self.place(name) / ASKED, self.place(name) / FILE):
             with suppress(OSError, ValueError, yaml.YAMLError):
-                tree = yaml.safe_load((self.place(name) / file).read_text(encoding="utf-8"))
-                if isinstance(tree, dict):
-                    return tree
+                facts = file.stat()
+                stamp = facts.st_mtime_ns, facts.st_size
+                known = self._designs.get(file)
+                if known is None or known[0] != stamp:
+                    known = self._designs[file] = stamp, yaml.safe_load(file.read_text(encoding="utf-8"))
+                if isinstance(known[1], dict):
+                    return known[1]
         return {}
 
     def running(self, name: str) -> bool:
