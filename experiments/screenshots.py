@@ -70,7 +70,7 @@ def composed(page: Page) -> None:
     page.evaluate("() => scrollTo(0, 0)")
 
 
-STORY = "The cat sat on the mat and looked at the moon. The dog lay by the door and dreamt of the sea. "
+STORY = "The cat sat on the mat and saw the moon. The dog slept by the door and dreamt of the sea. "
 """A text to be learned in a minute."""
 
 
@@ -101,8 +101,8 @@ def written(page: Page) -> None:
     """Lets an installed model and a trained one continue a text, and shows the alternatives of a token."""
     trained(page)
     page.goto(page.url.partition("#")[0] + "#/chat?model=smollm2&prompt=The+cat+sat+on")
-    page.locator("#beside option").nth(1).wait_for(state="attached", timeout=120_000)
-    page.locator("#beside").select_option(index=page.locator("#beside option").count() - 1)
+    page.locator("#second option").nth(1).wait_for(state="attached", timeout=120_000)
+    page.locator("#second").select_option(index=page.locator("#second option").count() - 1)
     page.locator("[name=max_tokens]").fill("24")
     page.wait_for_function("() => document.querySelectorAll('.writer .bars').length === 2", timeout=120_000)
     page.get_by_role("button", name="Write").click()

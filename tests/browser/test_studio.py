@@ -424,13 +424,13 @@ def test_two_models_write_from_the_same_prompt(studio: Open, axe: Any) -> None:
     ended(page)
     page.goto(page.url.partition("#")[0] + "#/chat?model=smollm2&prompt=once+upon")
     page.wait_for_selector(".bars tr:nth-child(5)")
-    page.locator("#beside").select_option(index=page.locator("#beside option").count() - 1)
+    page.locator("#second").select_option(index=page.locator("#second option").count() - 1)
     page.wait_for_function("() => document.querySelectorAll('.writer .bars').length === 2")
     page.locator("[name=max_tokens]").fill("6")
     page.get_by_role("button", name="Write").click()
     page.wait_for_function("() => [...document.querySelectorAll('.tokens')].every((one) => one.children.length === 6)")
     quiet(page)
-    assert "beside=" in page.url and page.locator(".writer h2").all_inner_texts()[0] == "smollm2"
+    assert "second=" in page.url and page.locator(".writer h2").all_inner_texts()[0] == "smollm2"
     page.locator(".writer").nth(1).locator(".token").nth(2).click()
     page.locator(".writer").nth(1).locator(".others button[aria-pressed=false]").first.click()
     page.wait_for_function("() => document.querySelectorAll('.tokens')[1].children.length === 9")

@@ -102,7 +102,7 @@ def test_stop_during_a_save_loses_nothing(tmp_path: Path) -> None:
     steps: list[int] = []
     for _ in range(3):
         until(lambda: "step" in runs.view(name)["runs"][0]["progress"] if runs.view(name)["runs"] else False)
-        for _ in range(5):  # somebody clicks again and again
+        for _ in range(5):  # clicks again and again
             runs.comparisons.stop_named(name)
         until(lambda: not being_written(tmp_path / name))
         until(lambda: runs.view(name)["state"] != "running")
@@ -116,7 +116,7 @@ def test_stop_during_a_save_loses_nothing(tmp_path: Path) -> None:
     assert runs.view(name)["runs_ended"] == 2 and len(runs.weights()) == 2
     for run in tmp_path.glob(f"{name}/runs/*/run"):
         found = [row["step"] for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
-        assert found == list(range(1, len(found) + 1))  # no step is lost, none is there twice
+        assert found == list(range(1, len(found) + 1))  # every step once
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ class Comparisons:
     _name: str = field(init=False, default="")
     _timer: threading.Timer | None = field(init=False, default=None)
     _designs: dict[Path, tuple[tuple[int, int], Any]] = field(init=False, default_factory=dict)
-    """Content of design files with their time and size, because every view of one comparison looks at all of them."""
+    """Content of design files with their time and size, because every view of one comparison needs all of them."""
 
     def place(self, name: str) -> Path:
         """Returns the folder of a comparison. Raises RequestError for a name that is a path or not a plain name."""

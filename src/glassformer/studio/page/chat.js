@@ -8,7 +8,7 @@ const SURPRISES = [0.7, 1.6, 3, 5];
 export async function chat(main, query) {
   const known = region(t("model"));
   const models = h("select", { id: "model", onchange: () => open() });
-  const other = h("select", { id: "beside", onchange: () => open() });
+  const other = h("select", { id: "second", onchange: () => open() });
   const mode = h("select", { id: "mode", onchange: () => begin() },
     ...["complete", "talk"].map((one) => h("option", { value: one, selected: query.get("mode") === one }, t(one))));
   const prompt = h("textarea", { id: "prompt", rows: "4", maxlength: "100000" });
@@ -38,7 +38,7 @@ export async function chat(main, query) {
 
   async function open() {
     const names = [...new Set([models.value, other.value].filter(Boolean))];
-    remember({ model: models.value, beside: other.value });
+    remember({ model: models.value, second: other.value });
     writers.forEach((one) => one.stop());
     writers = [];
     const found = await known.show((signal) => Promise.all(names.map((model) => ask("/api/model", { model }, signal))), (some) =>
@@ -62,12 +62,12 @@ export async function chat(main, query) {
   prompt.addEventListener("change", () => all((one) => one.changed()));
   addEventListener("leave", () => all((one) => one.stop()), { once: true });
   main.append(h("h1", {}, t("chat")), h("p", { class: "lead" }, t("chat-lead")),
-    h("div", { class: "options" }, h("label", { for: "model" }, t("model"), models), h("label", { for: "beside" }, t("beside"), other), h("label", { for: "mode" }, t("kind"), mode)), known.element,
+    h("div", { class: "options" }, h("label", { for: "model" }, t("model"), models), h("label", { for: "second" }, t("second"), other), h("label", { for: "mode" }, t("kind"), mode)), known.element,
     h("label", { for: "prompt" }, t("prompt")), prompt, settings, h("p", {}, write, " ", stop), place);
   try {
     const found = await ask("/api/models");
     models.replaceChildren(...listed(found.listed, query.get("model")));
-    other.replaceChildren(h("option", { value: "" }, t("no-other")), ...listed(found.listed, query.get("beside")));
+    other.replaceChildren(h("option", { value: "" }, t("no-other")), ...listed(found.listed, query.get("second")));
     if (found.models.length) await open();
     else known.element.append(h("p", {}, t("no-models")));
   } catch (problem) {
