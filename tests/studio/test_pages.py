@@ -135,7 +135,12 @@ def test_commands_of_a_panel_are_accepted(page: Any) -> None:
 
 
 def test_languages_have_the_same_words_and_every_word_that_is_used() -> None:
-    words = {name: json.loads((PAGE / f"{name}.json").read_text(encoding="utf-8")) for name in LANGUAGES}
+    pairs = {
+        name: json.loads((PAGE / f"{name}.json").read_text(encoding="utf-8"), object_pairs_hook=list)
+        for name in LANGUAGES
+    }
+    words = {name: dict(some) for name, some in pairs.items()}
+    assert {name: len(some) for name, some in words.items()} == {name: len(some) for name, some in pairs.items()}
     code = "".join(text.decode() for name, text in page_files().items() if name.endswith(".js"))
     used = set(re.findall(r'\bt\("([\w-]+)"', code))
     for name in LANGUAGES:

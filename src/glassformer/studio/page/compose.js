@@ -107,7 +107,7 @@ export function compose(main, query) {
   // What would it cost
 
   const form = h("form", { class: "options", onsubmit: (event) => { event.preventDefault(); cost(); }, onchange: () => cost() },
-    pick("work", ["generate", "train"], (name) => t(name)),
+    pick("work", ["generate", "train"], (name) => t(`work-${name}`)),
     pick("machine", ["", "h100", "h100:8", "h200:8", "a100-80gb", "a100-80gb:8", "l40s"], (name) => name || t("no-machine")),
     field("batch", "number"), field("context", "number"),
     pick("weights", ["", "float32", "bfloat16", "int8", "int4"], (name) => name || t("usual")));

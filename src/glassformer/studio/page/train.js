@@ -13,7 +13,7 @@ export async function train(main, query) {
   const amount = h("input", { name: "amount", type: "number", min: "0", step: "any", value: "1" });
   const seeds = h("input", { name: "seeds", type: "number", min: "1", max: "20", value: "1" });
   const watch = h("input", { name: "watch", type: "checkbox", checked: true });
-  const plan = region(t("before")), said = h("div", { role: "alert" });
+  const plan = region(t("before-start")), said = h("div", { role: "alert" });
   const list = region(t("trainings")), over = region(t("over")), shown = h("div");
   const chosen = new Set((query.get("over") ?? "").split(" ").filter(Boolean));
   let open = null, timer = 0;
