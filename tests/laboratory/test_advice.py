@@ -80,7 +80,7 @@ def test_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--goal", "fun"], "goal"),
         (["--goal", "chat", "--memory", "much"], "memory"),
         (["--goal", "chat", "--context", "0"], "context"),
-        (["--goal", "chat", "--claims", "not there"], "is no folder"),
+        (["--goal", "chat", "--claims", "not there"], "is not a folder"),
     ],
 )
 def test_wrong_requests(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

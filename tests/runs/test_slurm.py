@@ -256,7 +256,7 @@ def test_a_real_cluster(places: TextPlaces, tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("SLURM_CONF", str(config))
         with pytest.raises(KeyboardInterrupt):
             list(_eager("slurm:time=10,mem=0").run(runs, out, disturb))
-        assert isinstance(told[-1], StageEvent) and "go on in the queue" in told[-1].words
+        assert isinstance(told[-1], StageEvent) and "remain in the queue" in told[-1].words
         first = json.loads((out / "jobs.json").read_text())
         array = {job.split("_")[0] for job in first.values()}
         assert len(array) == 1 and len(first) == 3

@@ -85,7 +85,7 @@ def test_task_corpus_has_rows_and_name(name: str, row: int, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ("induction:symbol=3", "did you mean 'symbols'"), ("induction:symbols", "is no field"),
+        ("induction:symbol=3", "did you mean 'symbols'"), ("induction:symbols", "is not a field"),
         ("induction:symbols=1", "2 to 64"), ("induction:symbols=x", "not a whole number"),
         ("induction:least=40", "least <= most"), ("selective-copy:kept=99", "kept <= row"),
         ("icl-regression:layout=odd", "use joined or apart"), ("icl-regression:noise=-1", "from 0 up"),
