@@ -394,8 +394,9 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 
 def _give_way(parts: Iterable[Any]) -> bool:
-    """Makes compiled modules run eagerly in threads that observe or edit, permanently. Returns True if there are
-    any."""
+    """Makes the compiled modules among `parts` run eagerly in threads that observe or edit, permanently.
+
+    Returns True if any module is compiled."""
     found = False
     for part in parts:
         if (written := eager(part)) is not part:  # torch.compile(part)

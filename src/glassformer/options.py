@@ -211,9 +211,9 @@ class ModelOptions:
     state_dtype: Literal["float32", "bfloat16", "int8"] | None = None
     """Dtype of the decode state only; int8 keeps a scale for each vector."""
     device: str = "auto"
-    """auto, cpu, cuda, mps."""
+    """Device: auto, cpu, cuda or mps."""
     threads: int | None = None
-    """Threads of the processor; by default one per core, fewer while other processes use them."""
+    """CPU threads; by default one per core, fewer while other processes use them."""
     compile: bool = False
     """Compile the decode step (one to three minutes once for each model and precision, then cached)."""
 

@@ -17,7 +17,7 @@ SOON = 1.0
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
-    """Ignores progress."""
+    """Does nothing: the `OnProgress` of callers that show no progress."""
 
 
 _LISTENER: ContextVar[OnProgress] = ContextVar("_LISTENER", default=silent)

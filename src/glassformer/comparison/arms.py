@@ -134,7 +134,7 @@ class DesignArm:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The model's config, not yet with a text's vocabulary; raises RequestError."""
+        """Config of the model, before the vocabulary of the text replaces that of its preset. Raises RequestError."""
         return self.model if isinstance(self.model, ModelConfig) else preset(self.model)
 
     def own(self, name: str) -> Any:

@@ -276,7 +276,7 @@ class Design:
 
     @cached_property
     def named(self) -> dict[str, DesignArm]:
-        """Arms by name."""
+        """Name -> arm."""
         return {arm.name: arm for arm in self.arms}
 
     @property
@@ -287,7 +287,7 @@ class Design:
 
     @cached_property
     def configs(self) -> dict[str, ModelConfig]:
-        """Configs of the models by name, without a vocabulary."""
+        """Name -> config of the model, before the vocabulary of the text replaces that of its preset."""
         return {arm.name: arm.config for arm in self.arms}
 
     @cached_property

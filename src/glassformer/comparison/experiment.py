@@ -37,7 +37,7 @@ from glassformer.units import plural
 
 
 class Saved(Protocol):
-    """An experiment that can be saved to a file and run again from it."""
+    """Interface of an experiment that can be saved to a file and run again from it."""
 
     @property
     def data(self) -> str | None: ...

@@ -233,7 +233,8 @@ class _Work:
     # Rates
 
     def rate(self, arm: str, power: float) -> float:
-        """Returns a learning rate, rounded as in names."""
+        """Returns the learning rate FACTOR**power times the default one of an arm, rounded to three digits as in
+        names."""
         usual = self.plans[arm].learning_rate
         assert usual is not None  # filled in by `recipes`
         return float(f"{usual * FACTOR**power:.3g}")

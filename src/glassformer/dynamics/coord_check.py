@@ -273,7 +273,7 @@ def _by_kind(seen: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _mean(runs: list[tuple[Measure, Measure]]) -> tuple[Measure, Measure]:
-    """Returns the means over seeds."""
+    """Returns the mean over seeds of each of the two measures of the runs: sizes and changes."""
 
     def over(which: list[Measure]) -> Measure:
         return [{kind: sum(one[kind] for one in at) / len(at) for kind in at[0]} for at in zip(*which, strict=True)]

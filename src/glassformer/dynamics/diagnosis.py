@@ -61,7 +61,7 @@ class Cause:
 
     @property
     def cells(self) -> list[str]:
-        """Cells of a row under `HEADINGS`."""
+        """Cells of the cause's row in the table of causes, under `HEADINGS`."""
         sigmas = "" if self.sigmas is None else f"{self.sigmas:+.1f}"
         step = "" if self.step is None else f"{self.step:,}"
         words = [one_line(text or "") for text in (self.cause, self.place, self.statistic)]

@@ -78,7 +78,7 @@ class Sparse:
 
 
 def every_input(bits: int) -> np.ndarray:
-    """Returns all 2^n rows of n bits."""
+    """Returns all rows of n = `bits` bits, (2^n, n) of 0 and 1, in the order of binary numbers."""
     return np.array(list(product((0, 1), repeat=bits)))
 
 

@@ -215,8 +215,8 @@ class _Begin(Callback):
 def one_step(
     dims: int = 5, examples: int = 10, seed: int = 0, steps: int = 3_000, batch: int = 512, prompts: int = HELD_OUT
 ) -> OneStep:
-    """Trains the layer from random weights on functions without noise: 11 to 19 seconds of one core with the
-    defaults."""
+    """Trains a layer of linear attention from random weights on linear functions without noise, and compares it with
+    one step of gradient descent: 11 to 19 seconds of one core with the defaults."""
     task = Regression(dims=dims, examples=examples)
     run = train(
         linear_layer(dims), prepare(str(task)),

@@ -119,7 +119,7 @@ class Proof(Tabular):
 
     @property
     def finding(self) -> str:
-        """Sentence with the result."""
+        """Result of the comparisons, as a sentence."""
         if self.wrong:
             return f"{self.name}: wrong at {', '.join(row.site for row in self.wrong[:6])}"
         skipped = sum(row.verdict == "skipped" for row in self.rows)
@@ -641,7 +641,7 @@ def _tower(
 
 
 def _theirs(model: Model, theirs: Any, given: Given) -> dict[str, Any]:
-    """Returns the arguments of the published class."""
+    """Returns `given` as keyword arguments of `theirs`, a model of the published class."""
     tokens, more = given["tokens"], dict[str, Any]()
     if model.causal and model.config.head.predicts_tokens:
         more["use_cache"] = False

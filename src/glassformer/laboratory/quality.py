@@ -82,7 +82,7 @@ class QualityTable(Tabular):
         return [asdict(row) for row in self.rows]
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields a heading and the table."""
+        """Yields a heading and the table of precisions."""
         first = self.rows[0]
         held_out = f"{first.tokens:,} tokens in windows of {first.context}"
         yield f"{self.name} on the held-out part of {self.data}, {held_out}"

@@ -116,7 +116,7 @@ class Plans(Reported, Tabular, Generic[P]):
             yield dim(f"{told}; --context gives another")
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Returns the values of each plan."""
+        """Returns the plans as plain values, a dict for each."""
         return [one.to_dict() for one in self.plans]
 
     def records(self) -> list[dict[str, Any]]:

@@ -237,7 +237,7 @@ class RunTime:
 
     @property
     def hours(self) -> float:
-        """Accelerator-hours."""
+        """Accelerator-hours of the whole run."""
         return self.seconds / 3600 * self.step.layout.ranks
 
     @property

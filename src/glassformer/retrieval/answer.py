@@ -226,7 +226,7 @@ class Asker:
         return kept.rsplit(maxsplit=1)[0] if kept else "", room
 
     def ids(self, question: str, passages: Sequence[str]) -> list[int]:
-        """Returns the tokens of the prompt."""
+        """Returns the token ids of the prompt made of passages and question."""
         numbered = "\n\n".join(f"[{i}] {text}" for i, text in enumerate(passages, 1))
         if self.template is None:
             text = PLAIN.format(task=TASK, passages=numbered, question=question)

@@ -63,7 +63,8 @@ def answers(model: Model, text: Tokens, objective: ObjectiveConfig, context: int
 
 
 def _given(told: Sequence[Answered], labels: Sequence[str], overlap: bool) -> Answers:
-    """Returns the answers of a model that does not generate."""
+    """Returns the scores of answers that were chosen, not generated: exact share, confusion of `labels`, and with
+    `overlap` the mean F1 of words."""
     place = {label: number for number, label in enumerate(labels)}
     confusion = np.zeros((len(labels), len(labels)), int)
     if labels:

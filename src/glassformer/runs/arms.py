@@ -99,7 +99,7 @@ class Arm:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Recipe of its first run."""
+        """Recipe of the arm's first run."""
         return next((run.recipe for run in self.runs if run.recipe), {})
 
     @property
@@ -118,7 +118,7 @@ class Arm:
 
     @property
     def unmeasured(self) -> str:
-        """Reason why a quantity is missing."""
+        """Reason why the arm lacks a quantity, in words."""
         return "not measured" if self.finished else self.trouble
 
 
@@ -160,7 +160,7 @@ class RecordedDynamics:
 
     @property
     def rows(self) -> int:
-        """Largest number of rows of layers of a statistic."""
+        """Largest number of rows, which are layers or groups of them, of any statistic."""
         return max((len(column) for grid in self.layers.values() for column in grid), default=0)
 
 

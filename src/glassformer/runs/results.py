@@ -234,7 +234,7 @@ class Answers(Entry):
 
     @property
     def words(self) -> str:
-        """Shares and scores in a sentence."""
+        """Sentence with the shares and scores of the answers."""
         if self.labels:
             return f"{self.pairs:,} held-out texts classified: {self.exact:.1%} right"
         told = [f"{self.pairs:,} held-out sources answered greedily: {self.exact:.1%} exactly"]

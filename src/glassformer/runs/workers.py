@@ -73,7 +73,7 @@ class Worker:
         return begun, error, self.process.returncode
 
     def close(self) -> None:
-        """Ends the process at once."""
+        """Ends the worker process at once."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):

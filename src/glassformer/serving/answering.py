@@ -32,7 +32,8 @@ PING = 15.0
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Returns the header x-glassformer-ignored, which lists the fields without effect; empty if `names` is."""
+    """Returns the header x-glassformer-ignored, which lists fields without effect, as {name: value}; {} without
+    fields."""
     return {"x-glassformer-ignored": ", ".join(names)} if names else {}
 
 
@@ -51,7 +52,7 @@ class Growth:
 
 
 class Answering:
-    """Texts of a request as they are computed."""
+    """Answer to one request for text, sent whole or as a stream while its texts are computed."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class Answering:
         raise NotImplementedError
 
     def events(self) -> AsyncIterator[bytes]:
-        """Yields the events of a stream."""
+        """Yields the server-sent events of a streamed answer, encoded."""
         raise NotImplementedError
 
     async def growth(self) -> AsyncIterator[list[Growth]]:
@@ -194,7 +195,7 @@ class Completing(Answering):
         return self.form.body(choices, self.usage)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yields the events of a stream."""
+        """Yields the server-sent events of a streamed answer, encoded."""
         wanted = self.given.stream_options
         each = bool(wanted and wanted.continuous_usage_stats)
         shown = each or bool(wanted and wanted.include_usage)

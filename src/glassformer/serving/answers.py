@@ -46,11 +46,11 @@ class AnswerFormat:
         self.id = self.id or f"{self.PREFIX}-{secrets.token_hex(12)}"
 
     def body(self, choices: Sequence[Any], usage: Usage | None) -> dict[str, Any]:
-        """Returns a whole answer."""
+        """Returns the body of a whole answer with `choices`, and with the counts of tokens if given."""
         return self._head(self.OBJECT, choices) | ({"usage": usage.body()} if usage else {})
 
     def chunk(self, choices: Sequence[Any], usage: Usage | None = None, shown: bool = False) -> dict[str, Any]:
-        """Returns a chunk of a stream; `shown` if each chunk has a field for the counts."""
+        """Returns the body of a chunk of a stream; if `shown`, it has the field `usage`, null without counts."""
         counts = {"usage": usage.body() if usage else None} if usage or shown else {}
         return self._head(self.CHUNK, choices) | counts
 
@@ -68,19 +68,19 @@ class AnswerFormat:
         finish: str | None,
         calls: Sequence[Call] = (),
     ) -> dict[str, Any]:
-        """Returns one text of a whole answer."""
+        """Returns the entry of text `index` in `choices` of a whole answer."""
         raise NotImplementedError
 
     def called(self, index: int, number: int, call: Call) -> dict[str, Any]:
-        """Returns growth of one text by a call; `number` is the index of the call."""
+        """Returns the entry of text `index` in a chunk, which grows by a call; `number` is the index of the call."""
         raise NotImplementedError
 
     def begun(self, index: int) -> dict[str, Any] | None:
-        """Returns the first choice of a stream, if the format has one."""
+        """Returns the entry that starts text `index` in a stream; None if the format needs no such entry."""
         return None
 
     def delta(self, index: int, text: str, entries: Sequence[SpelledToken], finish: str | None) -> dict[str, Any]:
-        """Returns growth of one text."""
+        """Returns the entry of text `index` in a chunk, which grows by `text`."""
         return self.choice(index, text, entries, finish)
 
 
@@ -97,21 +97,21 @@ class ChatFormat(AnswerFormat):
         finish: str | None,
         calls: Sequence[Call] = (),
     ) -> dict[str, Any]:
-        """Returns a choice with its message."""
+        """Returns the entry of `choices` with message `index` of a whole answer."""
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if calls:
             message |= {"content": text or None, "tool_calls": [_call(one) for one in calls]}
         return {"index": index, "message": message, "logprobs": self._logprobs(entries), "finish_reason": finish}
 
     def begun(self, index: int) -> dict[str, Any]:
-        """Returns the choice that names the role."""
+        """Returns the entry that starts message `index` in a stream: it names the role."""
         return {
             "index": index, "delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None,
             "finish_reason": None,
         }  # fmt: skip
 
     def delta(self, index: int, text: str, entries: Sequence[SpelledToken], finish: str | None) -> dict[str, Any]:
-        """Returns growth of a message; the last one is empty."""
+        """Returns the entry of message `index` in a chunk, which grows by `text`; the last entry has no growth."""
         delta = {"content": text} if text or finish is None else {}
         return {
             "index": index, "delta": delta, "logprobs": self._logprobs(entries) if entries else None,
@@ -119,7 +119,7 @@ class ChatFormat(AnswerFormat):
         }  # fmt: skip
 
     def called(self, index: int, number: int, call: Call) -> dict[str, Any]:
-        """Returns growth of a message by a call."""
+        """Returns the entry of message `index` in a chunk, which grows by a call."""
         delta = {"tool_calls": [{"index": number, **_call(call)}]}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
@@ -158,7 +158,7 @@ class CompletionFormat(AnswerFormat):
         finish: str | None,
         calls: Sequence[Call] = (),
     ) -> dict[str, Any]:
-        """Returns a text."""
+        """Returns the entry of text `index` in `choices`, of a whole answer or a chunk."""
         logprobs = self._logprobs(index, entries) if self.logprobs and entries else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
@@ -182,7 +182,8 @@ class CompletionFormat(AnswerFormat):
         return found
 
     def echoed(self, index: int, ids: Sequence[int], scores: PromptScores | None) -> dict[str, Any] | None:
-        """Returns log-probabilities of a prompt; those of its first token are null."""
+        """Returns the log-probabilities of an echoed prompt, null for its first token; None unless they were asked
+        for."""
         if scores is None:
             return None
         top = scores.top_logprobs or [{} for _ in scores.logprobs]
@@ -200,6 +201,6 @@ def _call(call: Call) -> dict[str, Any]:
 
 
 def joined(parts: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Returns the log-probabilities of a text of those of its parts."""
+    """Returns the log-probabilities of a text, joined from those of its parts; None without any."""
     some = [part for part in parts if part]
     return {key: [one for part in some for one in part[key]] for key in some[0]} if some else None

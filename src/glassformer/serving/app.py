@@ -65,7 +65,7 @@ class Api:
 
     @property
     def models(self) -> dict[str, Served]:
-        """Served models by name."""
+        """Name -> served model."""
         return self.computer.models
 
     def add(self, served: Served) -> None:

@@ -29,7 +29,7 @@ from glassformer.text.spelling import Spelling
 
 
 class CacheControl(Body):
-    """Mark of a prompt that returns."""
+    """Mark of a prompt that will be sent again."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -109,7 +109,7 @@ class ClientTool(Body):
 
 
 class ToolUse(Body):
-    """ToolUse of the tools that an answer calls."""
+    """Choice of the tools that an answer calls."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
@@ -125,7 +125,7 @@ class Thinking(Body):
 
 
 class Person(Body):
-    """Facts on the user."""
+    """Facts about the user."""
 
     user_id: Name | None = None
 
@@ -247,7 +247,7 @@ class MessageAnswering(Answering):
         }  # fmt: skip
 
     def _reason(self) -> tuple[str, str | None]:
-        """Returns the fields stop_reason and stop_sequence."""
+        """Returns the fields stop_reason and stop_sequence of the answer."""
         assert self.task is not None
         stop = self.task.replies[0].stop
         finish = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}[self.finished[0]]
@@ -264,7 +264,7 @@ class MessageAnswering(Answering):
         return self._message(content + [_use(one) | {"input": json.loads(one.arguments)} for one in calls], True)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yields the events of a stream."""
+        """Yields the server-sent events of a streamed answer, encoded."""
         block, inside = 0, False
 
         def stopped() -> bytes:

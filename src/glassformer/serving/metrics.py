@@ -60,7 +60,8 @@ class Metrics:
             self.first.setdefault(model, Histogram()).add(reply.first_token_time - reply.time)
 
     def lines(self, running: Iterable[tuple[str, int]], waiting: int) -> Iterator[str]:
-        """Yields the lines of the answer; `running` has the number of texts of each model, `waiting` that of calls."""
+        """Yields the lines of GET /metrics. `running` has (model, number of running texts), `waiting` is that of
+        calls."""
         yield from self._head("requests", "counter", "Answers by route and status.")
         for (route, status), count in sorted(self.answers.items()):
             yield f'glassformer_requests_total{{route="{escaped(route)}",status="{status}"}} {count}'

@@ -35,7 +35,7 @@ Labels = Annotated[dict[Name, Annotated[str, Field(max_length=4096)]], Field(max
 
 
 class StreamOptions(Body):
-    """Contents of a stream."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     """Send the counts of tokens in a last chunk."""
@@ -218,13 +218,13 @@ class ChatMessage(Body):
 
 
 class TextFormat(Body):
-    """An answer without a format."""
+    """Format of an answer: any text."""
 
     type: Literal["text"]
 
 
 class JsonFormat(Body):
-    """An answer that is a JSON object."""
+    """Format of an answer: a JSON object."""
 
     type: Literal["json_object"]
 
@@ -242,7 +242,7 @@ class NamedSchema(Body):
 
 
 class SchemaFormat(Body):
-    """An answer that is JSON of a schema."""
+    """Format of an answer: JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
@@ -281,7 +281,7 @@ class NamedFunction(Body):
 
 
 class ToolChoice(Body):
-    """Choice of one function."""
+    """Choice of the one function that an answer must call."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -449,7 +449,7 @@ class TemplateRequest(Body):
     """Functions that the model may call."""
 
     def chat(self) -> ChatRequest:
-        """Returns the request for an answer."""
+        """Returns the chat request whose prompt is asked for."""
         return ChatRequest.model_construct(model=self.model, messages=self.messages, tools=self.tools)
 
 

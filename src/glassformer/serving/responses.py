@@ -89,14 +89,14 @@ class FlatTool(Body):
 
 
 class FlatChoice(Body):
-    """Choice of one function."""
+    """Choice of the one function that an answer must call."""
 
     type: Literal["function"]
     name: FunctionName
 
 
 class FlatSchema(Body):
-    """An answer that is JSON of a schema."""
+    """Format of an answer: JSON that matches a schema."""
 
     type: Literal["json_schema"]
     name: FunctionName
@@ -302,7 +302,7 @@ class ResponseAnswering(Answering):
         return named(kind, sequence_number=self.number, **fields)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yields the events of a stream."""
+        """Yields the server-sent events of a streamed answer, encoded."""
         output, text, tokens = list[Any](), "", list[SpelledToken]()
         inside = False
         place: dict[str, Any] = {"item_id": self.message, "output_index": 0, "content_index": 0}

@@ -149,7 +149,7 @@ def serve(
     slots : int
         Texts of each model that are computed at once; more wait.
     threads : int, optional
-        Threads of the processor.
+        CPU threads.
     token : str, optional
         Secret of at least 16 characters that each request must carry as `Authorization: Bearer TOKEN`.
     allow_origin : sequence of str

@@ -14,7 +14,7 @@ from glassformer.serving.wire import dumps
 
 
 class Json(Response):
-    """An answer as JSON."""
+    """HTTP response with a JSON body."""
 
     media_type = "application/json"
 
@@ -24,7 +24,7 @@ class Json(Response):
 
 
 class EventStream(Response):
-    """Server-sent events. The iterator is closed as soon as the client has gone."""
+    """HTTP response of server-sent events; their iterator is closed as soon as the client has gone."""
 
     def __init__(self, events: AsyncIterator[bytes], headers: dict[str, str]) -> None:
         super().__init__(headers={"x-accel-buffering": "no", **headers}, media_type="text/event-stream")

@@ -16,9 +16,9 @@ from glassformer.studio.look import command
 from glassformer.studio.numbers import number_table
 
 MOST = 64
-"""Tokens of a text whose states are read."""
+"""Largest number of tokens of a text whose states are read."""
 SHOWN = 12
-"""Rows and columns of a state that are shown."""
+"""Largest number of rows and of columns of a state that are shown."""
 
 
 def read_tokens(served: Served, text: str, most: int) -> tuple[list[int], list[str]]:
@@ -38,7 +38,8 @@ def read_tokens(served: Served, text: str, most: int) -> tuple[list[int], list[s
 
 def kept(served: Served, text: str, layer: int | None = None) -> dict[str, Any]:
     """Returns the sizes of all states after each token, the state of one layer after the last token, and the experts of
-    each token; layers that have neither are left out. Raises RequestError."""
+    each token; layers that have neither are left out. Raises RequestError for a text that cannot be read, and for a
+    layer that the model lacks."""
     ids, words = read_tokens(served, text, MOST)
     model = served.loaded.model
     known = sites(model)
@@ -63,7 +64,7 @@ def kept(served: Served, text: str, layer: int | None = None) -> dict[str, Any]:
 def _states(
     model: Any, tokens: Tensor, words: list[str], layers: list[int], blocks: list[Any], layer: int | None
 ) -> dict[str, Any]:
-    """Reads the tokens one by one and returns the root mean square of every layer's state after each."""
+    """Returns the root mean square of the state of each of `layers` after each token, and the tensors of one state."""
     shown = layer if layer in layers else layers[0]
     state = model.init_state(1, tokens.shape[1])
     sizes: list[list[float]] = []

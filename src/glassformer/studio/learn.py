@@ -24,11 +24,11 @@ TOY_SEED = 3
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "dog", ".")
 """Vocabulary of the toy."""
 WHOLE, SLICE = 16, 8
-"""Largest width that is shown whole, and columns of a wider matrix."""
+"""Largest width of a matrix that is shown whole, and number of columns that are shown of a wider one."""
 LARGEST = 60_000_000
-"""Parameters of a model without weights, which is built for the walk."""
+"""Largest number of parameters of a model that is built for the walk, with random weights."""
 KEPT = 3
-"""Models without weights that are kept."""
+"""Number of models with random weights that are kept."""
 
 
 def three() -> dict[str, Any]:
@@ -50,7 +50,8 @@ def three() -> dict[str, Any]:
 
 
 def toy(text: str) -> dict[str, Any]:
-    """Returns a pass of the toy over words of its vocabulary. Raises RequestError for other words, and too many."""
+    """Returns the steps of a forward pass of the toy model over words. Raises RequestError for words outside its
+    vocabulary, and for too many."""
     words = text.split()
     model = _toy()
     for word in words:
@@ -80,8 +81,8 @@ def _toy() -> Any:
 
 
 def chosen(loaded: Loaded, name: str, text: str, layer: int, head: int, trained: bool) -> dict[str, Any]:
-    """Returns a pass of a model over a text, with one layer and one head. Raises RequestError for a text that is empty
-    or too long, and a layer or head that the model lacks."""
+    """Returns the steps of a forward pass of a model over a text, in one layer and one head. Raises RequestError for a
+    text that is empty or too long, and for a layer or head that the model lacks."""
     if loaded.tokenizer is None:
         raise RequestError(f"{name} has no tokenizer", code="missing", field="model", value=name)
     ids = loaded.tokenizer.encode_prompt(text).tolist()
@@ -194,7 +195,7 @@ def _table(
 
 
 def _labels(axis: str, size: int, words: Sequence[str], step: WalkStep, tokens: dict[int, str]) -> list[str]:
-    """Returns the names of rows or columns that are shown."""
+    """Returns the names of the rows or columns along an axis, such as "s", that are shown of a step's table."""
     if axis in "st":
         return list(words)
     if axis == "v":

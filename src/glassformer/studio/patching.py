@@ -20,11 +20,11 @@ from glassformer.studio.inside import read_tokens
 from glassformer.studio.numbers import number_table
 
 MOST = 32
-"""Tokens of each text."""
+"""Largest number of tokens of each text."""
 NEXT = 6
-"""Next tokens that are listed."""
+"""Number of next tokens that are listed."""
 WORK = 6e12
-"""Largest FLOPs of trying every place."""
+"""Largest number of FLOPs for trying every place."""
 
 
 def patched(
@@ -87,13 +87,13 @@ def _lead(logits: Tensor, best: Sequence[int]) -> float:
 
 
 def _restored(answers: Sequence[Tensor], best: Sequence[int]) -> str:
-    """Returns the share of the first text's answer that the places bring back."""
+    """Returns, in per cent, the share of the logit difference between both texts that the patched places bring back."""
     clean, corrupt, found = (_lead(one, best) for one in answers)
     return f"{(found - corrupt) / (clean - corrupt):.0%}".replace("-", "−")
 
 
 def _answer(served: Served, logits: Tensor) -> list[dict[str, str]]:
-    """Returns the most likely tokens after a text."""
+    """Returns the `NEXT` most likely tokens by `logits` (v,), with their probabilities."""
     spell = speller(served.loaded.tokenizer)
     shares = logits.softmax(-1)
     return [
@@ -105,7 +105,7 @@ def _answer(served: Served, logits: Tensor) -> list[dict[str, str]]:
 def _every(
     served: Served, first: Tensor, second: Tensor, best: Sequence[int], site: str, words: list[str]
 ) -> dict[str, Any]:
-    """Returns the share that each place brings back, layers by tokens."""
+    """Returns a table of the share of the logit difference that each place brings back, layers by tokens."""
     config = served.loaded.config
     if best[0] == best[1]:
         word = visible(speller(served.loaded.tokenizer)(best[0]))

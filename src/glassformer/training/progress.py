@@ -49,9 +49,9 @@ class _Row(Written):
     tokens: Count
     """Training tokens read by the end of the step."""
     sources: Count | None = None
-    """Tokens of sources among them, in runs that read pairs."""
+    """Source tokens read by the end of the step, in runs that read pairs; else None."""
     targets: Count | None = None
-    """Tokens of targets among them, in runs that read pairs."""
+    """Target tokens read by the end of the step, in runs that read pairs; else None."""
     seconds: Length
     """Seconds of training so far."""
 

@@ -97,7 +97,7 @@ class Recipe(Value):
     @field_validator("tokens", "steps", "flops", mode="before")
     @classmethod
     def _counted(cls, value: Any, info: Any) -> Any:
-        """Converts "200k" to 200_000."""
+        """Converts a count given as text, such as "200k", to a number."""
         if not isinstance(value, str):
             return value
         return quantity(value) if info.field_name == "flops" else count(value)
@@ -122,7 +122,7 @@ class Recipe(Value):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of an optimizer step."""
+        """Number of training tokens of an optimizer step."""
         return self.batch_size * self.context
 
     @property

@@ -1,4 +1,4 @@
-"""Results of a training run, and reading them back."""
+"""Result of a training run, and its reader."""
 
 from __future__ import annotations
 

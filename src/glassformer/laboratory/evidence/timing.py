@@ -63,7 +63,8 @@ class Passes:
 
 
 def each(work: Callable[[Passes], Callable[[], object]], make: Callable[[int], tuple[Passes, Passes]]) -> Pair:
-    """Returns the pair of two functions' passes with `work`, such as `Passes.forward`, as the timed part."""
+    """Returns a pair of two works: the passes that `make` returns for a divisor of lengths, timed by `work`, such as
+    `Passes.forward`."""
 
     def pair(scale: int) -> tuple[Work, Work]:
         first, second = make(scale)

@@ -57,7 +57,7 @@ def asked_words(one: Figure) -> str:
 
 
 def render_claims(rows: Sequence[ClaimRow], command: str) -> str:
-    """Returns the page as text."""
+    """Returns the page of claims as HTML text, with the command that made it."""
     groups = {kind: [row for row in rows if row.claim.kind == kind] for kind in ORDER}
     there = {kind: own for kind, own in groups.items() if own}
     contents = {

@@ -31,7 +31,7 @@ _BASE = "against the base"
 
 
 def render_ladder(found: LadderRecord) -> str:
-    """Returns the page as text."""
+    """Returns the page of a ladder as HTML text."""
     parts = {
         "ladder": ("From the base", _ladder), "last": ("From the target", _last), "effects": ("Effects", _effects),
         "arms": ("Arms and costs", _arms),
@@ -186,7 +186,7 @@ def _effect_figures(one: Effect) -> tuple[str, str, str, str]:
 
 
 def _arms(found: LadderRecord) -> Markup:
-    """Returns the table of every arm with its costs."""
+    """Returns the table of arms: loss and costs, a row each."""
     heads = ("arm", "loss", "parameters", "tokens/s", "peak memory", "state a token", "learning rate")
     rows = [
         _row(

@@ -34,7 +34,7 @@ class TokenizerRow(Protocol):
 
 
 def render_tokens(text: str, rows: Sequence[TokenizerRow], data: str, command: str, values: dict[str, Any]) -> str:
-    """Returns the page as text."""
+    """Returns the page of a text by several tokenizers as HTML text."""
     contents = {
         "table": ("Tokenizers", section("table", "Tokenizers", _table(rows), caption(*_learned(data)))),
         "pieces": ("Pieces", section("pieces", "Pieces", *map(_pieces, rows))),

@@ -25,7 +25,8 @@ class SpikePolicy(Callback):
             run.skip()
 
     def _roll_back(self, run: Training, moment: Moment) -> bool:
-        """Returns to the latest checkpoint; returns False, with nothing done, if the run cannot."""
+        """Restores the latest checkpoint and returns True; returns False, with nothing done, if the run cannot go
+        back."""
         run.finish_saving()
         found = None if run.folder is None else checkpoint.latest(run.folder)
         if self.times == ROLL_BACKS or found is None:

@@ -43,7 +43,7 @@ class Steps(Protocol):
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean tokens of a step."""
+        """Mean number of training tokens of a step."""
 
     @property
     def steps_per_epoch(self) -> int | None:

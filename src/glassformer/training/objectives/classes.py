@@ -120,7 +120,7 @@ class LabelledTexts(RecordStream):
 
     @property
     def sizes(self) -> np.ndarray:
-        """(n, 1): tokens of each row."""
+        """Number of tokens of each row, (n, 1)."""
         text = np.diff(self.borders)[:, :1] - 1
         return np.minimum(text, self.room) + len(self.front) + len(self.behind)
 

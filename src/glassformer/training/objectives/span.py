@@ -102,7 +102,8 @@ class SpanConfig(ObjectiveConfig, kind="span"):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tokens of a text, number of removed tokens and of spans, and lengths of source and target, each with its end."""
+    """Sizes of an example: tokens of the text, removed tokens, spans, and tokens of source and target, ends
+    included."""
 
     text: int
     taken: int

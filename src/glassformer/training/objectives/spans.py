@@ -108,7 +108,7 @@ class Questions(RecordStream):
 
     @property
     def sizes(self) -> np.ndarray:
-        """(n, 1): tokens of each row."""
+        """Number of tokens of each row, (n, 1)."""
         added = len(added_around(self.tokenizer)[0]) + 1 + self.behind
         return (np.diff(self.borders)[:, :2] - 1).sum(1, keepdims=True) + added
 

@@ -79,8 +79,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def layer_matrices(model: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]:
-    """Returns the weights of the linear layers inside the blocks, by the roles that their modules declare, with the
-    rows of their maps."""
+    """Returns weight -> numbers of rows of the maps stacked in it, for the linear layers inside the blocks, which their
+    modules declare by roles."""
     linear: list[Any] = [module for module in model.modules() if set(getattr(module, "roles", ())) & set(GROWING)]
     matrices = [module for module in linear if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 2]
     return {module.weight: tuple(getattr(module, "outs", (len(module.weight),))) for module in matrices}
