@@ -347,7 +347,7 @@ class Watch:
         return {"finite_in_float32": True}
 
     def _pieces(self, moment: Moment) -> Iterator[slice]:
-        """Returns slices of the sequences of the batch that are run at once."""
+        """Yields slices of the batch: the sequences that are run at once."""
         rows = max(1, BATCH_TOKENS // moment.inputs.shape[1])
         return (slice(first, first + rows) for first in range(0, len(moment.inputs), rows))
 

@@ -26,7 +26,7 @@ REPORT = "report.html"
 
 @dataclass(frozen=True)
 class Planned:
-    """One run before training."""
+    """Planned run of a grid: its sizes, training FLOPs and estimated time."""
 
     model: str
     size: str

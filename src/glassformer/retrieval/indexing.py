@@ -135,7 +135,7 @@ def index(
 
 
 def build(out: Path, asked: dict[str, Any], corpus: Corpus, embedder: Embedder, progress: OnProgress) -> None:
-    """Builds the index. After an interruption at any step, the next call can continue."""
+    """Builds the index of `corpus` in the folder `out`. After an interruption at any step, the next call continues."""
     if (out / BUILDING).exists():
         begun = read_signed(out / BUILDING)
         check_same(out, begun, asked)

@@ -163,7 +163,7 @@ class MessagesRequest(Body):
     """Without effect."""
 
     def chat(self) -> ChatRequest:
-        """Returns the request in OpenAI's form. Raises RequestError."""
+        """Returns the request as a body of chat completions. Raises RequestError for fields that contradict."""
         messages = [{"role": "system", "content": text_of(self.system)}] if self.system else []
         messages += [plain for turn in self.messages for plain in turn.plain()]
         found: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": self.max_tokens}
@@ -206,7 +206,7 @@ class CountRequest(Body):
     thinking: Thinking | None = None
 
     def chat(self) -> ChatRequest:
-        """Returns the request in OpenAI's form. Raises RequestError."""
+        """Returns the request as a body of chat completions. Raises RequestError for fields that contradict."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return MessagesRequest.model_construct(**fields, max_tokens=1).chat()
 

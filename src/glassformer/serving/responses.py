@@ -192,7 +192,7 @@ class ResponsesRequest(Body):
         return found
 
     def chat(self) -> ChatRequest:
-        """Returns the request in the format of chat completions. Raises RequestError."""
+        """Returns the request in the format of chat completions. Raises RequestError for fields that it refuses."""
         found: dict[str, Any] = {"messages": self._messages(), "max_tokens": self.max_output_tokens}
         for name in ("model", "stream", "temperature", "top_p", "seed", "parallel_tool_calls", "user",
                      "safety_identifier", "prompt_cache_key", "service_tier"):  # fmt: skip

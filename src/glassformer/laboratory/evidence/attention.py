@@ -145,7 +145,7 @@ def held(patterns: Tensor) -> Tensor:
 
 
 def shares(model: Model, tokens: Tensor) -> Tensor:
-    """Returns the shares of each head, (layers, heads), averaged over texts."""
+    """Returns `held` of the patterns of each head, (layers, heads), averaged over texts."""
     model.eval()
     found = capture(model, tokens, ["layers.*.mixer.pattern"])
     return torch.stack([held(pattern).mean(0) for pattern in found.values()])
