@@ -223,7 +223,7 @@ def test_walk_goes_from_number_to_number_by_keyboard(studio: Open) -> None:
     line = toy.locator(".worked").first.inner_text()
     chosen = toy.locator("[role=grid] [aria-selected=true]").first.inner_text()
     assert line.strip().endswith(chosen) and "·" in line
-    assert toy.locator(".matrix td.used").count() == 8  # a row of q, a column of k
+    assert toy.locator(".product").first.locator("td.used").count() == 8  # a row of q, a column of k
     toy.get_by_role("button", name="Next step").click()
     assert "Mask" in toy.locator("h3").inner_text()
 

@@ -389,6 +389,11 @@ def masked(before: Tensor, scores: Tensor) -> Arithmetic:
     return Arithmetic("scores + mask,  mask = 0 or −∞", cell)
 
 
+def given(x: Tensor) -> Arithmetic:
+    """Returns the arithmetic of an input x (s, d)."""
+    return Arithmetic("x", lambda head, row, column: f"x[{row}, {column}] = {say(float(x[row, column]))}")
+
+
 def position_of(x: Tensor) -> Arithmetic:
     """Returns the arithmetic of vectors (s, d) that are added to the embedding: one for each position."""
 

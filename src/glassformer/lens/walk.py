@@ -11,7 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from glassformer.lens.arithmetic import (
     Arithmetic,
     Sources,
     explained,
+    given,
     lookup,
     masked,
     position_of,
@@ -174,7 +175,8 @@ def walk_part(part: nn.Module, x: Tensor, **arguments: Any) -> list[WalkStep]:
     looks = {name: partial(recorder.look, name, site.axes) for name, site in known.items()}
     with looking(part, looks), torch.no_grad():
         part(x, **arguments)
-    return list(_with_arithmetic(recorder.steps, {"": part}))
+    first, *rest = _with_arithmetic(recorder.steps, {"": part})
+    return [replace(first, arithmetic=given(first.value)), *rest]
 
 
 def twin(model: Any, layer: int) -> Any:

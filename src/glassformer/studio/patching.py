@@ -23,7 +23,7 @@ MOST = 32
 """Largest number of tokens of each text."""
 NEXT = 6
 """Number of next tokens that are listed."""
-WORK = 6e12
+WORK = 1e12
 """Largest number of FLOPs for trying every place."""
 
 

@@ -8,7 +8,7 @@ const SITES = ["resid_pre", "mixer.out", "ffn.out"];
 export function patch(about) {
   const other = h("input", { type: "text", id: "other", maxlength: "2000" });
   const site = h("select", { id: "site", onchange: () => { places.clear(); tried = null; read(); } }, ...SITES.map((one) => h("option", { value: one }, t(`site-${one}`))));
-  const answers = region(t("answers")), grid = h("div", { class: "scroll", role: "group", "aria-label": t("patch") });
+  const answers = region(t("patched")), grid = h("div", { class: "scroll", role: "group", "aria-label": t("patch") });
   const places = new Set();
   let tried = null;
 
@@ -23,7 +23,7 @@ export function patch(about) {
       how(one)]);
     if (!found) return;
     if (found.every) tried = found.every;
-    grid.replaceChildren(table(found));
+    grid.replaceChildren(...[tried ? h("p", { class: "quiet" }, t("shares-are")) : null, table(found)].filter(Boolean));
     if (focus) grid.querySelector(`[data-place="${focus}"]`)?.focus();
   }
 
@@ -70,9 +70,9 @@ export function patch(about) {
       tried = null;
       answers.element.replaceChildren();
       grid.replaceChildren();
-      if (!other.value) other.value = t("look-other");
+      if (!other.value && about().text === t("look-example")) other.value = t("look-other");
     },
-    start: () => read(),
+    start: () => other.value && read(),
   };
 }
 

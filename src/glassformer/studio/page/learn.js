@@ -97,7 +97,7 @@ function product(step, one) {
     factors[0]?.mark(row, null);
     factors[1]?.mark(null, column);
     const line = one.worked[row]?.[column];
-    said.replaceChildren(h("span", { class: "quiet" }, `[${one.rows[row]}, ${one.columns[column]}] `), line ? h("code", {}, line) : t("no-arithmetic"));
+    said.replaceChildren(h("span", { class: "quiet" }, `[${one.rows[row].trim()}, ${one.columns[column].trim()}] `), line ? h("code", {}, line) : t("no-arithmetic"));
   });
   result.choose(one.rows.length - 1, 0);
   return h("div", { class: "product" },

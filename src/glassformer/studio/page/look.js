@@ -9,8 +9,8 @@ export async function look(main, query) {
   const text = h("textarea", { id: "text", rows: "3", maxlength: "20000" });
   text.value = query.get("text") ?? t("look-example");
   const answers = region(t("answers")), parts = region(t("components")), frame = region(t("inside"));
-  let known = { words: [], layers: [], generates: false };
-  const about = () => ({ ...known, model: models.value, text: text.value });
+  let known = { words: [], layers: [], generates: false, model: "", text: "" };
+  const about = () => known;
   const opened = new Set((query.get("open") ?? "").split(" ").filter(Boolean));
   const panels = Object.entries({ watch: watch(about), patch: patch(about), states: states(about) }).map(([name, panel]) => {
     const element = h("details", { class: "panel", open: opened.has(name), ontoggle: () => {
@@ -33,8 +33,8 @@ export async function look(main, query) {
             ...one.answers.map((answer) => h("td", {}, answer.next[i] ? [h("code", {}, answer.next[i].word), ` ${answer.next[i].probability}`] : "")))))),
       how(one)]);
     if (!found) return;
-    const same = known.read === `${models.value} ${text.value}`;
-    known = { ...found, layers: found.layers.filter((one) => one.heads.length).map((one) => one.layer), read: `${models.value} ${text.value}` };
+    const same = known.model === body.model && known.text === body.text;
+    known = { ...found, layers: found.layers.filter((one) => one.heads.length).map((one) => one.layer), model: body.model, text: body.text };
     for (const panel of same ? [] : panels) {
       panel.element.hidden = !panel.usable();
       panel.reset();
