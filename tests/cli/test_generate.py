@@ -669,33 +669,31 @@ def test_prepacked_bf16_is_refused_before_weights_are_read(model: str, capsys: S
 
 
 @pytest.mark.parametrize(
-    ("options", "multiplies", "kernel", "says"),
+    ("options", "taken", "says"),
     [
-        ([], False, "", ""),
-        (["--quantize", "int4"], True, "", ""),
-        (["--quantize", "int4"], False, "avx2", ""),
-        (["--quantize", "int4"], False, "", "int4 saves memory"),
-        (["--dtype", "bfloat16"], False, "avx2", "bfloat16 saves memory"),
-        (["--quantize", "keep"], True, "avx2", "several times slower"),
+        ([], "none of these", ""),
+        (["--quantize", "int4"], "int4 pays", ""),
+        (["--quantize", "int8"], "int4 pays", "int8 saves memory"),
+        (["--quantize", "int4"], "float32 is the fastest", "int4 saves memory"),
+        (["--dtype", "bfloat16"], "float32 is the fastest", "bfloat16 saves memory"),
+        (["--dtype", "bfloat16"], "int4 pays", ""),
+        (["--quantize", "keep"], "int4 pays", "several times slower"),
     ],
 )
 def test_slow_choice_is_noted_before_the_model_is_loaded(
-    options: list[str],
-    multiplies: bool,
-    kernel: str,
-    says: str,
-    model: str,
-    capsys: Said,
-    monkeypatch: pytest.MonkeyPatch,
+    options: list[str], taken: str, says: str, model: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ):
     """Measured on a processor with AVX2 only: keep 3.0 tokens/s, float32 12.2, int4 14.6 (docs/log.md)."""
 
     def load(*_: Any, **__: Any) -> None:
         raise RequestError("enough", code="unsupported", field="model")
 
-    chatting = import_module("glassformer.naming.chatting")
-    monkeypatch.setattr(chatting, "onednn_in_bf16", lambda device="cpu": multiplies)
-    monkeypatch.setattr(chatting.few_rows, "kernel", lambda: kernel)
-    monkeypatch.setattr(chatting, "load", load)
+    measured = {
+        "int4 pays": {"float32": 9.0, "bf16": 5.0, "int8": 5.0, "int4": 2.0},
+        "float32 is the fastest": {"float32": 5.0, "bf16": 9.0, "int8": 9.0, "int4": 5.0},
+    }
+    fastest = import_module("glassformer.naming.fastest")
+    monkeypatch.setattr(fastest, "seconds", lambda: measured[taken])
+    monkeypatch.setattr(import_module("glassformer.naming.chatting"), "load", load)
     err = run(capsys, model, "Hi", *options, status=2)[1]
     assert says in err if says else err == "glassformer: enough\n", err

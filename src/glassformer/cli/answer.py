@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 
 from glassformer.cli.options import AskOptions
-from glassformer.cli.running import INTERRUPTED, loading, put, ready, say
+from glassformer.cli.running import INTERRUPTED, loading, put, ready, say, with_precision
 from glassformer.cli.show import show
 from glassformer.errors import WorkError
 from glassformer.figures.terminal import dim
@@ -22,7 +22,7 @@ def answer(
     """Prints the sources that the index in `folder` has for a question, then the model's answer as it is generated.
 
     Raises SystemExit after Ctrl-C, WorkError if generation fails."""
-    asked = ready(asked)
+    asked = with_precision(model, ready(asked))
     with loading(as_json):
         opened = Index(folder, encoder)
         asker = Asker(opened, loaded_as(model, asked), state_dtype(asked), name=model, compiled=asked.compile)

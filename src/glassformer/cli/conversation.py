@@ -11,7 +11,7 @@ from rich.console import Console
 
 from glassformer.cli import waiting
 from glassformer.cli.options import ChatOptions
-from glassformer.cli.running import INTERRUPTED, building, loading, put, ready
+from glassformer.cli.running import INTERRUPTED, building, loading, put, ready, with_precision
 from glassformer.cli.show import show
 from glassformer.cli.start import Terminated
 from glassformer.errors import RequestError, WorkError, shown
@@ -34,7 +34,7 @@ def converse(expression: str, asked: ChatOptions, as_json: bool, first: str | No
     """Reads turns, one a line, from the terminal or standard input, and answers them until the input ends.
 
     Ctrl-C stops an answer, Ctrl-D the program; `first` is answered before any input."""
-    asked, console = ready(asked), Console(stderr=True, highlight=False)
+    asked, console = with_precision(expression, ready(asked)), Console(stderr=True, highlight=False)
     with loading(as_json):
         loaded = loaded_as(expression, asked)
     talk = Conversation(

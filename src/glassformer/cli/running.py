@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,8 @@ from glassformer.cli.options import TextOptions
 from glassformer.errors import RequestError
 from glassformer.generation import Sampling
 from glassformer.naming.chatting import device_of, slow_choice
+from glassformer.naming.fastest import Unpaid, decided, reason
+from glassformer.options import AUTO
 from glassformer.runs.live import View
 
 TOP_K = 40
@@ -39,6 +42,7 @@ def ready(asked: Options) -> Options:
         say(f"on {chosen.device}")
     if words := slow_choice(asked):
         say(words)
+        warnings.simplefilter("ignore", Unpaid)  # which would say it again
     if asked.seed is None:
         torch.seed()
     for name, most in MOST.items():
@@ -50,6 +54,14 @@ def ready(asked: Options) -> Options:
     Sampling.of(asked)
     cut = any(getattr(asked, name, None) is not None for name in ("top_k", "top_p", "min_p", "typical_p", "beams"))
     return asked if cut else replace(asked, top_k=TOP_K)
+
+
+def with_precision(expression: str, asked: Options) -> Options:
+    """Returns the options with the precision of the model's weights decided, and says which one was chosen."""
+    found = decided(expression, asked, device_of(asked))
+    if found != replace(asked, quantize=None) and asked.quantize == AUTO:
+        say(reason(found))
+    return found
 
 
 def biases(given: Iterable[str]) -> dict[int, float]:

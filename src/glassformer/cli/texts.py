@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from glassformer.cli.options import GenerateOptions, no_prompt
-from glassformer.cli.running import INTERRUPTED, building, loading, put, ready, say
+from glassformer.cli.running import INTERRUPTED, building, loading, put, ready, say, with_precision
 from glassformer.cli.show import show, show_line
 from glassformer.cli.start import STARTED
 from glassformer.errors import RequestError, shown
@@ -35,6 +35,7 @@ def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
         )
     records = None if asked.prompts is None else read_records(asked.prompts)
     prompts = read_prompts(asked) if records is None else [record["prompt"] for record in records]
+    for_draft, asked = asked, with_precision(expression, asked)
     try:
         with loading(as_json):
             loaded, dtype = loaded_as(expression, asked), state_dtype(asked)
@@ -47,7 +48,7 @@ def write(expression: str, asked: GenerateOptions, as_json: bool) -> None:
     view = _View(run, as_json or records is not None)
     lines = None if records is None else _Lines(run, records)
     try:
-        if not run.start(None if asked.draft is None else loaded_as(asked.draft, asked)):
+        if not run.start(None if asked.draft is None else loaded_as(asked.draft, for_draft)):
             say(f"{asked.state} does not hold the start of this prompt; it is written again")
         if lines is None:
             view.follow()

@@ -15,10 +15,10 @@ from glassformer.errors import RequestError, WorkError, check_whole, no_memory
 from glassformer.generation.session import Completion, Session
 from glassformer.loaded import Loaded
 from glassformer.model import STATE_DTYPES
+from glassformer.naming.fastest import decided, unpaid
 from glassformer.naming.loading import load
 from glassformer.naming.resolve import ModelLike, resolve
-from glassformer.options import ModelKeywords, ModelOptions
-from glassformer.parts import few_rows
+from glassformer.options import AUTO, ModelKeywords, ModelOptions
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.text.chat_template import Message
@@ -98,15 +98,10 @@ def slow_choice(options: ModelOptions) -> str:
         return ""
     if options.quantize == "keep":
         return "quantize=keep unpacks each matrix at every use: several times slower than int8, int4 or no quantize"
-    narrow = options.quantize or ("bfloat16" if options.dtype == "bfloat16" else "")
-    if narrow in ("int8", "int4") and few_rows.kernel():
-        return ""
-    if narrow not in ("", "bf16") and not onednn_in_bf16():
-        return (
-            f"this processor has no products in bf16: {narrow} saves memory and little or no time; "
-            "--compile saves time, most without it"
-        )
-    return ""
+    kind = {None: None, AUTO: None}.get(options.quantize, options.quantize)
+    if kind is None and options.dtype == "bfloat16":
+        kind = "bf16"
+    return "" if kind is None or options.compile else unpaid(kind)
 
 
 def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
@@ -118,12 +113,13 @@ def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
         check_whole("threads", options.threads)
         machine.apply(machine.settings(device, threads=options.threads, compile=options.compile))
     if not isinstance(model, str | Path):
-        if options.quantize is not None:
+        if options.quantize not in (None, AUTO):
             raise RequestError(
                 "quantize is decided when a model is loaded; give its name, or gf.load(..., quantize=...)",
                 code="conflict", field="quantize", value=options.quantize,
             )  # fmt: skip
         return resolve(model, weights=True, dtype=options.dtype, device=None if options.device == "auto" else device)
+    options = decided(model, options, device)
     dtype = options.dtype or ("bfloat16" if options.quantize in QUANTIZED else None)
     try:
         loaded = load(model, dtype=dtype, device=device, quantize=options.quantize)

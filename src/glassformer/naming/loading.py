@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from glassformer.machine import WEIGHT_DTYPES, device_named, dtype_of
 from glassformer.names import grammar
 from glassformer.names.known import FAMILIES
 from glassformer.names.places import has_params, is_folder, without_weights
+from glassformer.naming.fastest import LARGE, Unpaid, unpaid
 from glassformer.naming.models import changed, parse, preset
 from glassformer.parts.precision import onednn_in_bf16
 from glassformer.parts.quantized import QUANTIZED, no_bf16
@@ -113,5 +115,8 @@ def load(
             loaded = checkpoints.adapt(loaded, changed(loaded.config, wanted))
         if packing:
             assert quantize is not None
+            here = device is None or torch.device(device).type == "cpu"
+            if here and loaded.config.num_params() >= LARGE and (words := unpaid(quantize)):
+                warnings.warn(words, Unpaid)
             checkpoints.pack(loaded, quantize, dtype)
     return loaded

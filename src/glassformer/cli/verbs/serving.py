@@ -52,7 +52,7 @@ def serve(
         Port; 0 takes a free one.
     quantize
         Quantisation of the weights: int8 or int4; keep uses those of a .gguf file; bf16 prepacks bfloat16 weights;
-        auto takes the most exact one that fits into 80 % of the free memory.
+        auto takes the fastest on this machine that fits into 80 % of the free memory.
     dtype
         Dtype of weights and decode state; by default the checkpoint's, or bfloat16 with --quantize.
     state_dtype

@@ -1,0 +1,134 @@
+"""The precision of weights that is chosen for a machine: the fastest, where its cost is known; what is asked for is
+obeyed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer as gf
+from glassformer.naming import chatting, fastest
+from glassformer.naming.fastest import COST, LARGE, decided, measured, reason, seconds, unpaid
+from glassformer.options import ModelOptions
+from tests.refused import refused
+
+AVX2 = {"float32": 9.0, "bf16": 5.0, "int8": 3.0, "int4": 2.0}
+FAST_BF16 = {"float32": 9.0, "bf16": 3.0, "int8": 2.9, "int4": 2.8}
+PLAIN = {"float32": 3.0, "bf16": 9.0, "int8": 9.0, "int4": 3.1}
+
+
+def play(monkeypatch: pytest.MonkeyPatch, taken: dict[str, float], bf16: bool = False) -> None:
+    monkeypatch.setattr(fastest, "seconds", lambda: taken)
+    monkeypatch.setattr(fastest, "onednn_in_bf16", lambda device="cpu": bf16)
+
+
+@pytest.mark.parametrize(
+    ("taken", "bf16", "chosen"),
+    [
+        (AVX2, False, ("int4", None)),
+        (FAST_BF16, False, (None, "bfloat16")),
+        (FAST_BF16, True, ("bf16", None)),
+        (PLAIN, False, (None, None)),
+    ],
+)
+def test_the_fastest_precision_is_chosen(
+    taken: dict[str, float], bf16: bool, chosen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, taken, bf16)
+    found = decided("gpt2", ModelOptions(), "cpu")
+    assert (found.quantize, found.dtype) == chosen
+    if found != ModelOptions(quantize=None):
+        assert str(found.quantize or found.dtype) in reason(found)
+
+
+@pytest.mark.parametrize(
+    ("expression", "asked", "device"),
+    [
+        ("gpt2", {"dtype": "float32"}, "cpu"),
+        ("gpt2", {"compile": True}, "cpu"),
+        ("gpt2", {"quantize": None}, "cpu"),
+        ("gpt2", {}, "cuda"),
+        ("llama@10m", {}, "cpu"),
+        ("no such model", {}, "cpu"),
+    ],
+)
+def test_weights_stay_as_they_are_stored(
+    expression: str, asked: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, AVX2)
+    found = decided(expression, ModelOptions(**asked), device)
+    assert found == ModelOptions(**{**asked, "quantize": None})
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8", "int4", "keep"])
+def test_what_is_asked_for_is_obeyed(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, PLAIN)
+    assert decided("gpt2", ModelOptions(quantize=kind), "cpu").quantize == kind
+
+
+def test_a_less_exact_precision_than_asked_for_is_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a server whose memory has no room for more."""
+    config = gf.preset("gpt2")
+    play(monkeypatch, PLAIN)
+    assert fastest.fastest(config, "int8") == "int4" and fastest.fastest(config, "bf16") == "int4"
+    play(monkeypatch, FAST_BF16)
+    assert fastest.fastest(config, "int8") == "int8" and fastest.fastest(config, None) == "bf16"
+    assert fastest.fastest(gf.preset("llama@10m"), "int8") == "int8"
+
+
+def test_packing_that_does_not_pay_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, PLAIN)
+    assert "int8" in unpaid("int8") and "float32" in unpaid("int8")
+    play(monkeypatch, AVX2)
+    assert not any(map(unpaid, ("bf16", "int8", "int4")))
+
+
+def test_loading_warns_where_packing_does_not_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = gf.preset("llama@0.1m+vocab_size=257+context=32")
+    gf.save(config.build(seed=0), None, tmp_path / "small")
+    play(monkeypatch, PLAIN)
+    gf.load(tmp_path / "small", quantize="int8")  # too small for a warning
+    monkeypatch.setattr("glassformer.naming.loading.LARGE", 1000)
+    with pytest.warns(fastest.Unpaid):
+        gf.load(tmp_path / "small", quantize="int8")
+
+
+def test_seconds_are_measured_once_for_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
+    calls: list[int] = []
+
+    def measure() -> dict[str, float]:
+        calls.append(1)
+        return dict(AVX2)
+
+    assert seconds(measure) == AVX2 == seconds(measure) and len(calls) == 1
+    for spoilt in ('{"x": 1}', '{"KEY": {"float32": "fast"}}', "{"):
+        (tmp_path / fastest.FILE).write_text(spoilt.replace("KEY", _key()))
+        assert seconds(measure) == AVX2
+    assert len(calls) == 4
+
+
+def _key() -> str:
+    return f"{fastest.thread_cache.here()}, {fastest.few_rows.kernel() or 'torch'}"
+
+
+def test_every_precision_is_measured_on_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastest, "SAMPLE", "llama@0.1m+vocab_size=64+context=16")
+    monkeypatch.setattr(fastest, "OTHER_BYTES", 1 << 12)
+    before = torch.get_rng_state()
+    found = measured()
+    assert list(found) == list(COST) and all(0 < one < 60 for one in found.values())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_model_in_memory_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, AVX2)
+    config = gf.preset("llama@0.1m+vocab_size=257+context=32")
+    loaded = gf.Loaded(config.build(seed=0), config, None)
+    assert chatting.loaded_as(loaded, ModelOptions()).model is loaded.model
+    with refused(code="conflict", field="quantize"):
+        chatting.loaded_as(loaded, ModelOptions(quantize="int8"))
+    assert config.num_params() < LARGE
