@@ -34,7 +34,7 @@ def play(monkeypatch: pytest.MonkeyPatch, taken: dict[str, float], bf16: bool = 
         (PLAIN, False, (None, None)),
     ],
 )
-def test_the_fastest_precision_is_chosen(
+def test_chosen_precision_is_the_fastest_measured(
     taken: dict[str, float], bf16: bool, chosen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(monkeypatch, taken, bf16)
@@ -55,7 +55,7 @@ def test_the_fastest_precision_is_chosen(
         ("no such model", {}, "cpu"),
     ],
 )
-def test_weights_stay_as_they_are_stored(
+def test_stored_weights_are_kept_for_a_dtype_a_gpu_or_a_small_model(
     expression: str, asked: Any, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(monkeypatch, AVX2)
@@ -64,12 +64,12 @@ def test_weights_stay_as_they_are_stored(
 
 
 @pytest.mark.parametrize("kind", ["bf16", "int8", "int4", "keep"])
-def test_what_is_asked_for_is_obeyed(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_precision_is_obeyed(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, PLAIN)
     assert decided("gpt2", ModelOptions(quantize=kind), "cpu").quantize == kind
 
 
-def test_a_less_exact_precision_than_asked_for_is_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fastest_is_no_more_exact_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a server whose memory has no room for more."""
     config = gf.preset("gpt2")
     play(monkeypatch, PLAIN)
@@ -79,14 +79,14 @@ def test_a_less_exact_precision_than_asked_for_is_the_least(monkeypatch: pytest.
     assert fastest.fastest(gf.preset("llama@10m"), "int8") == "int8"
 
 
-def test_packing_that_does_not_pay_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_without_gain_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, PLAIN)
     assert "int8" in unpaid("int8") and "float32" in unpaid("int8")
     play(monkeypatch, AVX2)
     assert not any(map(unpaid, ("bf16", "int8", "int4")))
 
 
-def test_loading_warns_where_packing_does_not_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_warns_about_packing_without_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = gf.preset("llama@0.1m+vocab_size=257+context=32")
     gf.save(config.build(seed=0), None, tmp_path / "small")
     play(monkeypatch, PLAIN)
@@ -115,7 +115,7 @@ def _key() -> str:
     return f"{fastest.thread_cache.here()}, {fastest.few_rows.kernel() or 'torch'}"
 
 
-def test_every_precision_is_measured_on_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurement_covers_every_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastest, "SAMPLE", "llama@0.1m+vocab_size=64+context=16")
     monkeypatch.setattr(fastest, "OTHER_BYTES", 1 << 12)
     before = torch.get_rng_state()
@@ -124,7 +124,7 @@ def test_every_precision_is_measured_on_its_weights(monkeypatch: pytest.MonkeyPa
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_model_in_memory_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_in_memory_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, AVX2)
     config = gf.preset("llama@0.1m+vocab_size=257+context=32")
     loaded = gf.Loaded(config.build(seed=0), config, None)

@@ -1,29 +1,9 @@
 // `few_rows.cpp` against the same sums written plainly, to the bit: random shapes, odd sizes, activations that are no
 // numbers, scales too small for the usual form. Buffers end where the numbers do, so that a sanitizer sees what is read past them.
-// With IMAGINED, the instructions of AVX-VNNI are functions, for processors that lack them.
-
-#include <immintrin.h>
+// With IMAGINED, the instructions of AVX-VNNI and AVX512-VNNI are functions, for processors that lack them.
 
 #ifdef IMAGINED
-#include <cstdint>
-#include <cstring>
-#define _mm256_dpbusd_avx_epi32 imagined_bytes
-#define _mm256_dpwssd_avx_epi32 imagined_pairs
-static __m256i imagined_bytes(__m256i sums, __m256i w, __m256i x) {
-    int32_t s[8];
-    uint8_t a[32];
-    int8_t b[32];
-    std::memcpy(s, &sums, 32), std::memcpy(a, &w, 32), std::memcpy(b, &x, 32);
-    for (int k = 0; k < 32; ++k) s[k / 4] += a[k] * b[k];
-    return _mm256_loadu_si256((const __m256i*)s);
-}
-static __m256i imagined_pairs(__m256i sums, __m256i w, __m256i x) {
-    int32_t s[8];
-    int16_t a[16], b[16];
-    std::memcpy(s, &sums, 32), std::memcpy(a, &w, 32), std::memcpy(b, &x, 32);
-    for (int k = 0; k < 16; ++k) s[k / 2] += a[k] * b[k];
-    return _mm256_loadu_si256((const __m256i*)s);
-}
+#include "imagined.h"
 #endif
 
 #include "../../src/glassformer/parts/few_rows.cpp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from tests.refused import refused
 SOURCE = Path(__file__).with_name("few_rows.cpp")
 AS_AVX2 = native.KERNELS["avx2"].options
 AS_VNNI = (*AS_AVX2, "-DWITH_VNNI=1", "-DIMAGINED")
-"""Its instructions are functions, as few processors have them."""
+AS_512 = (*AS_AVX2, "-DWITH_512=1", "-DIMAGINED")
+"""Instructions that few processors have are functions (`imagined.h`)."""
 SANITIZED = (
     "-O1",
     "-g",
@@ -43,23 +45,31 @@ def check_against_the_twin(folder: Path, options: tuple[str, ...], rounds: int, 
 
 
 @runs_avx2
-def test_the_machine_code_has_the_bits_of_the_plain_sums(tmp_path: Path) -> None:
-    check_against_the_twin(tmp_path, (*native.OPTIONS, *AS_AVX2), 60)
+@pytest.mark.parametrize("kernel", [AS_AVX2, AS_512], ids=["avx2", "avx512vnni"])
+def test_the_machine_code_has_the_bits_of_the_plain_sums(kernel: tuple[str, ...], tmp_path: Path) -> None:
+    check_against_the_twin(tmp_path, (*native.OPTIONS, *kernel), 60)
+
+
+@pytest.mark.skipif(native.compiler() is None or platform.machine() != "x86_64", reason="no compiler for x86-64 here")
+@pytest.mark.parametrize("name", native.KERNELS)
+def test_every_kernel_compiles(name: str, tmp_path: Path) -> None:
+    options = (*native.OPTIONS, *native.KERNELS[name].options, "-O0", "-fsyntax-only")
+    native.build(few_rows.SOURCE, tmp_path / "few", options)
 
 
 @runs_avx2
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [AS_AVX2, AS_VNNI], ids=["avx2", "avxvnni"])
+@pytest.mark.parametrize("kernel", [AS_AVX2, AS_VNNI, AS_512], ids=["avx2", "avxvnni", "avx512vnni"])
 def test_sanitizers_find_nothing(kernel: tuple[str, ...], tmp_path: Path) -> None:
     check_against_the_twin(tmp_path, (*SANITIZED, *kernel), 400)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    bool(native.lacking(native.KERNELS["avxvnni"])) or native.compiler() is None, reason="no AVX-VNNI, or no compiler"
-)
-def test_the_machine_code_of_avx_vnni_has_the_bits_too(tmp_path: Path) -> None:
-    check_against_the_twin(tmp_path, (*native.OPTIONS, *native.KERNELS["avxvnni"].options), 400)
+@pytest.mark.parametrize("name", ["avxvnni", "avx512vnni"])
+def test_machine_code_of_a_better_processor_has_the_same_bits(name: str, tmp_path: Path) -> None:
+    if (missing := native.lacking(native.KERNELS[name])) or native.compiler() is None:
+        pytest.skip(f"no {missing or 'compiler'} here")
+    check_against_the_twin(tmp_path, (*native.OPTIONS, *native.KERNELS[name].options), 400)
 
 
 # Against the definitions
@@ -151,7 +161,7 @@ def test_a_row_of_ones_adds_up_the_matrix() -> None:
 # Which processor gets what
 
 HAVE = {
-    "avx512vnni": {"avx2", "fma", "avx512f", "avx512bw", "avx512vbmi", "avx512_vnni"},
+    "avx512vnni": {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"},
     "avxvnni": {"avx2", "fma", "avx_vnni"},
     "avx2": {"avx2", "fma"},
     "none": {"sse4_2", "neon"},

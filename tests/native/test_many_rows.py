@@ -21,7 +21,7 @@ has_kernel = pytest.mark.skipif(not few_rows.kernel(), reason="no kernel for thi
 
 
 @runs_avx2
-def test_the_machine_code_has_the_bits_of_the_plain_sums(tmp_path: Path) -> None:
+def test_machine_code_has_the_bits_of_the_plain_sums(tmp_path: Path) -> None:
     check_against_the_twin(tmp_path, (*native.OPTIONS, *AS_AVX2), 60, SOURCE)
 
 
@@ -47,7 +47,7 @@ def test_products_are_their_definition(n: int, i: int, o: int, seed: int) -> Non
 
 
 @has_kernel
-def test_a_row_has_the_same_bits_in_any_company() -> None:
+def test_row_has_the_same_bits_in_any_company() -> None:
     x, w = drawn(150, 90, 0), drawn(37, 90, 1)
     x[3, 40] = float("nan")
     together, before = many_rows.product(x, w), torch.get_num_threads()
@@ -63,7 +63,7 @@ def test_a_row_has_the_same_bits_in_any_company() -> None:
 
 @has_kernel
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_layer_takes_it_where_bf16_is_slow(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_takes_the_product_where_bf16_is_slow(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = Linear(48, (20, 4), bias=bias).bfloat16(), drawn(40, 48, 3).view(2, 20, 48)
     found, like = [], layer.double()(x.double()).detach()
     layer.bfloat16()

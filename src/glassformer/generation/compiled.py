@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from glassformer.errors import RequestError, WorkError
 from glassformer.files import atomic_file, cache_folder
-from glassformer.generation.one_row import has_vnni, products, shims
+from glassformer.generation.one_row import products
 from glassformer.generation.steps import new_state, warn_crossing
 from glassformer.introspection import sites
 from glassformer.machine.threads import at_most, paced
@@ -94,11 +94,11 @@ class CompiledStep:
         weights = {name: [str(w.dtype), *w.shape] for name, w in _constants(self.model).items()}
         source = hashlib.sha256()
         for file in sorted(Path(__file__).parents[1].rglob("*.[pc][yp]*")):
-            if {"parts", "model.py", "compiled.py", "one_row.py", "one_row.cpp"} & set(file.parts):
+            if {"parts", "model.py", "compiled.py", "one_row.py"} & set(file.parts):
                 source.update(file.read_bytes())
         said = [
             self.model.config.to_dict(), weights, self.batch, self.max_len, str(self.dtype), torch.__version__,
-            torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), has_vnni(), few_rows.kernel(),
+            torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), few_rows.kernel(),
             sys.platform, source.hexdigest(),
         ]  # fmt: skip
         name = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:24]
@@ -149,12 +149,7 @@ class CompiledStep:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             with atomic_file(path, private=True) as temporary:
-                try:
-                    self._compile(str(temporary), path.with_suffix(".safetensors"), has_vnni())
-                except Exception:
-                    if not has_vnni():
-                        raise
-                    self._compile(str(temporary), path.with_suffix(".safetensors"), False)  # the compiler may be older
+                self._compile(str(temporary), path.with_suffix(".safetensors"))
         except (RequestError, WorkError):  # from the disk, with a message that needs no other
             raise
         except Exception as problem:
@@ -164,7 +159,7 @@ class CompiledStep:
             ) from problem
 
     @torch.no_grad()
-    def _compile(self, library: str, constants: Path, vnni: bool) -> None:
+    def _compile(self, library: str, constants: Path) -> None:
         state = self.init_state()
         state.spread([0] * self.batch)
         memory, tokens = state.tensors(), torch.zeros(self.batch, 1, dtype=torch.long)
@@ -173,14 +168,14 @@ class CompiledStep:
         given = (tokens, state.rows, self._keys[: SHORTEST + 1], memory)
         options = {
             "aot_inductor.package_constants_in_so": False,
-            "aot_inductor.custom_ops_to_c_shims": shims() if vnni else few_rows.shims() if few_rows.kernel() else {},
+            "aot_inductor.custom_ops_to_c_shims": few_rows.shims() if few_rows.kernel() else {},
         }
         with warnings.catch_warnings(), ExitStack() as stack:
             warnings.simplefilter("ignore")
             # If both counts are equal, Inductor's loops use torch's number of threads at run time; otherwise today's.
             stack.enter_context(patch("os.cpu_count", torch.get_num_threads))
             program = torch.export.export(_Step(self.model, state), given, dynamic_shapes=shapes, strict=False)
-            program = program.run_decompositions(products(vnni))
+            program = program.run_decompositions(products())
             with atomic_file(constants, private=True) as temporary:
                 save_file(dict(program.constants), temporary)
             torch._inductor.aoti_compile_and_package(program, package_path=library, inductor_configs=options)

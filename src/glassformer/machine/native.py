@@ -36,14 +36,18 @@ class Instructions:
 
     needs: frozenset[str]
     """Processor flags that the kernel needs, by Linux's names."""
-    options: tuple[str, ...] = ()
-    """Compiler options, added to `OPTIONS`; empty if the kernel is used only for a compiled decoding step."""
+    options: tuple[str, ...]
+    """Compiler options, added to `OPTIONS`."""
     capability: str = ""
     """CPU capability that torch must have chosen too (ATEN_CPU_CAPABILITY lowers it); empty for any."""
 
 
 KERNELS = {
-    "avx512vnni": Instructions(frozenset({"avx512f", "avx512bw", "avx512vbmi", "avx512_vnni"}), capability="AVX512"),
+    "avx512vnni": Instructions(
+        frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"}),
+        ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni", "-DWITH_512=1"),
+        "AVX512",
+    ),
     "avxvnni": Instructions(frozenset({"avx2", "fma", "avx_vnni"}), ("-mavx2", "-mfma", "-mavxvnni", "-DWITH_VNNI=1")),
     "avx2": Instructions(frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
 }

@@ -1,9 +1,9 @@
-// Products of few rows x (n, i) with matrices of 4 and 8 bits, for processors with AVX2 or AVX-VNNI. `few_rows.py` has
-// the layouts and the definitions, tests/native/few_rows.cpp the same sums written plainly. Each group of 32 values of
-// x is rounded to 16 bits with a step of its own. Sums of a group are whole numbers; those of groups run in fp32, in an
-// order that depends on neither the other rows nor the threads.
+// Products of few rows x (n, i) with matrices of 4 and 8 bits, for processors with AVX2, AVX-VNNI or AVX512-VNNI, with
+// the same bits on all. `few_rows.py` has the layouts and the definitions, tests/native/few_rows.cpp the same sums
+// written plainly. Each group of 32 values of x is rounded to 16 bits with a step of its own. Sums of a group are whole
+// numbers; those of groups run in fp32, in an order that depends on neither the other rows nor the threads.
 //
-// WITH_VNNI: 32 products and their sums are one instruction. IN_A_STEP: compiled into a step, as its operators.
+// IN_A_STEP: compiled into a step, as its operators.
 // INCLUDED: for other C++, without functions to call from outside.
 
 #include <immintrin.h>
@@ -13,7 +13,10 @@
 #include <memory>
 
 #ifndef WITH_VNNI
-#define WITH_VNNI 0
+#define WITH_VNNI 0  // 32 products and their sums are one instruction
+#endif
+#ifndef WITH_512
+#define WITH_512 0  // and 64 are
 #endif
 
 extern "C++" {
@@ -138,7 +141,9 @@ struct Rounded {
 
 // Sums of products of numbers of 8 bits, w in 0..15: of eight calls, then `whole` gives eight sums of 32 bits.
 inline __m256i add_products(__m256i sums, __m256i w, __m256i x) {
-#if WITH_VNNI
+#if WITH_512
+    return _mm256_dpbusd_epi32(sums, w, x);
+#elif WITH_VNNI
     return _mm256_dpbusd_avx_epi32(sums, w, x);
 #else
     sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, x));
@@ -148,7 +153,7 @@ inline __m256i add_products(__m256i sums, __m256i w, __m256i x) {
 }
 
 inline __m256i whole(__m256i sums) {
-#if WITH_VNNI
+#if WITH_VNNI || WITH_512
     return sums;
 #else
     return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
@@ -157,7 +162,9 @@ inline __m256i whole(__m256i sums) {
 
 // Of numbers of 16 bits, two to a sum of 32 bits.
 inline __m256i add_pairs(__m256i sums, __m256i w, __m256i x) {
-#if WITH_VNNI
+#if WITH_512
+    return _mm256_dpwssd_epi32(sums, w, x);
+#elif WITH_VNNI
     return _mm256_dpwssd_avx_epi32(sums, w, x);
 #else
     return _mm256_add_epi32(sums, _mm256_madd_epi16(w, x));
@@ -166,12 +173,71 @@ inline __m256i add_pairs(__m256i sums, __m256i w, __m256i x) {
 
 inline void soon(const void* address) { _mm_prefetch((const char*)address, _MM_HINT_T0); }  // reads nothing
 
-inline __m256i four(const int8_t* x) {
-    int32_t together;
-    std::memcpy(&together, x, 4);
-    return _mm256_set1_epi32(together);
+inline int32_t together(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    return four;
+}
+inline __m256i four(const int8_t* x) { return _mm256_set1_epi32(together(x)); }
+
+#if WITH_512
+inline __m256i upper_half(__m512i a) { return _mm512_extracti64x4_epi64(a, 1); }
+
+template <typename Y>
+inline void store(Y* y, __m512i value) {
+    store(y, _mm256_castsi256_ps(_mm512_castsi512_si256(value)));
+    store(y + 8, _mm256_castsi256_ps(upper_half(value)));
 }
 
+// N rows of x from `row` on with one block of the matrix, whose 16 rows are one register.
+template <int N, typename Y>
+inline void block_of_4_bits(
+    const Rounded& in, int64_t row, const uint8_t* w, const uint16_t* scales, Y* y, int64_t out
+) {
+    const __m512i nibble = _mm512_set1_epi8(15), left = _mm512_set1_epi32(0xffff0000);
+    __m512 sums[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) sums[n] = _mm512_setzero_ps();
+    const int8_t *x_high = in.high.get() + row * in.inner, *x_low = in.low.get() + row * in.inner;
+    for (int64_t g = 0; g < in.groups; ++g) {
+        for (int k = 0; k < 4; ++k) soon(w + AHEAD_4 + 64 * k);
+        soon(scales + AHEAD_4 / 8);
+        __m512i high[N], low[N];
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) high[n] = low[n] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) {
+            const __m512i both = _mm512_loadu_si512(w + 64 * k);
+            const __m512i a = _mm512_and_si512(both, nibble);
+            const __m512i b = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) {
+                const int64_t at = n * in.inner + GROUP * g + 8 * k;
+                high[n] = _mm512_dpbusd_epi32(high[n], a, _mm512_set1_epi32(together(x_high + at)));
+                low[n] = _mm512_dpbusd_epi32(low[n], a, _mm512_set1_epi32(together(x_low + at)));
+                high[n] = _mm512_dpbusd_epi32(high[n], b, _mm512_set1_epi32(together(x_high + at + 4)));
+                low[n] = _mm512_dpbusd_epi32(low[n], b, _mm512_set1_epi32(together(x_low + at + 4)));
+            }
+        }
+        const __m512i both = _mm512_loadu_si512(scales);
+        const __m512 s = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+        const __m512 z = _mm512_castsi512_ps(_mm512_and_si512(both, left));
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) {
+            const int64_t one = (row + n) * in.groups + g;
+            const __m512i dot = _mm512_sub_epi32(
+                _mm512_add_epi32(_mm512_slli_epi32(high[n], 8), low[n]), _mm512_set1_epi32(in.offset[one]));
+            const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(in.step[one]));
+            const __m512 before = _mm512_fmadd_ps(z, _mm512_set1_ps(in.total[one]), sums[n]);
+            sums[n] = _mm512_fmadd_ps(s, product, before);
+        }
+        w += BLOCK * GROUP / 2;
+        scales += 2 * BLOCK;
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) store(y + (row + n) * out, _mm512_castps_si512(sums[n]));
+}
+#else
 // N rows of x from `row` on with one block of the matrix.
 template <int N, typename Y>
 inline void block_of_4_bits(
@@ -223,6 +289,8 @@ inline void block_of_4_bits(
             store(y + (row + n) * out + 8 * half, sums[n][half]);
 }
 
+#endif
+
 // Rows first .. end-1 of x with one block; `out` is the width of y.
 template <typename Y>
 inline void rows_of_4_bits(
@@ -259,21 +327,36 @@ inline void block_of_8_bits(
         for (int m = 0; m < M; ++m) sums[n][m] = _mm256_setzero_ps();
     const int16_t* x = in.q.get() + row * in.inner;
     for (int64_t g = 0; g < in.groups; ++g) {
+#if WITH_512
+        __m512i both[N];
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) both[n] = _mm512_loadu_si512(x + n * in.inner + GROUP * g);
+#else
         __m256i first[N], second[N];
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
             first[n] = _mm256_loadu_si256((const __m256i*)(x + n * in.inner + GROUP * g));
             second[n] = _mm256_loadu_si256((const __m256i*)(x + n * in.inner + GROUP * g + 16));
         }
+#endif
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
             const int8_t* here = w + m * in.inner + GROUP * g;
             soon(here + AHEAD_8);
+#if WITH_512
+            const __m512i a = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)here));
+#else
             const __m256i a = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)here));
             const __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(here + 16)));
+#endif
 #pragma GCC unroll 4
             for (int n = 0; n < N; ++n) {
+#if WITH_512
+                const __m512i halves = _mm512_dpwssd_epi32(_mm512_setzero_si512(), a, both[n]);
+                const __m256i dot = _mm256_add_epi32(_mm512_castsi512_si256(halves), upper_half(halves));
+#else
                 const __m256i dot = add_pairs(_mm256_madd_epi16(a, first[n]), b, second[n]);
+#endif
                 const __m256 step = _mm256_set1_ps(in.step[(row + n) * in.groups + g]);
                 sums[n][m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), step, sums[n][m]);
             }

@@ -50,7 +50,7 @@ Call = Callable[[int, int, int, int, int, int, int], None]
 def kernel() -> str:
     """Returns the name of the kernel for which `few_rows.cpp` is compiled here; empty if torch's products serve."""
     name = native.kernel()
-    if name == native.NONE or not native.KERNELS[name].options:
+    if name == native.NONE:
         return ""
     try:
         calls = _calls(name)
@@ -161,5 +161,6 @@ def codes(packed: Tensor, dtype: torch.dtype) -> Tensor:
 def shims() -> dict[Any, list[str]]:
     """Returns the C++ that Inductor is to call for these operations: it writes `extern ...;` for each text."""
     ops, source = torch.ops.glassformer, SOURCE.read_text(encoding="utf-8")
-    said = f"#define IN_A_STEP\n#define WITH_VNNI {int(kernel() == 'avxvnni')}\n{source}"
+    how = f"#define WITH_VNNI {int(kernel() == 'avxvnni')}\n#define WITH_512 {int(kernel() == 'avx512vnni')}"
+    said = f"#define IN_A_STEP\n{how}\n{source}"
     return {ops.few_rows_of_4_bits.default: ['"C" {\n' + said + "\n}"], ops.few_rows_of_8_bits.default: []}
