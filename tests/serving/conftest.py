@@ -47,6 +47,34 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return gf.load(with_template(saved(folder / "plain", "llama+context=1024"), folder / "talker"))
 
 
+FOLLOWING = {">": "H", "H": "i", "i": ".", '"': "o", "o": "k", "k": '"'}
+ELSE = {'"': "}"}
+"""Second choice of the next character, for places at which a schema excludes the first."""
+
+
+@pytest.fixture(scope="session")
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """Answers "Hi." to any messages, and has "ok" in each string of an answer in JSON: each token depends only on the
+    one before."""
+    folder = tmp_path_factory.mktemp("brief")
+    loaded = gf.load(with_template(saved(folder / "plain", "llama+context=1024"), folder / "brief"))
+    model = loaded.model
+    (end,) = model.ends
+    follows, second = ({ord(a): ord(b) for a, b in one.items()} for one in (FOLLOWING, ELSE))
+    follows[ord(".")] = second[ord(">")] = end
+    with torch.no_grad():
+        for weight in model.layers.parameters():
+            if weight.dim() == 2:  # the residual stream is then the embedding
+                weight.zero_()
+        tokens = torch.nn.functional.normalize(model.embedding.weight, dim=1)
+        model.embedding.weight.copy_(tokens)
+        model.head.weight.zero_()
+        for factor, pairs in ((1.0, follows), (0.5, second)):
+            for token, following in pairs.items():
+                model.head.weight[following] += factor * tokens[token]
+    return loaded
+
+
 @pytest.fixture(scope="session")
 def encoder() -> Loaded:
     """Turns texts into vectors and generates none."""

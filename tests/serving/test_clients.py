@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 
+import glassformer as gf
 from glassformer.loaded import Loaded
+from glassformer.serving.computing import Served
+from glassformer.text import BPETokenizer
+from tests.serving.conftest import listening_to
 
 openai = pytest.importorskip("openai", reason="pip install openai")
 
@@ -182,3 +192,122 @@ def test_lm_eval_scores_equal_those_of_the_model(live: str, letters: Loaded) -> 
         log_p = letters.model(torch.tensor([ids]))[0].log_softmax(-1)
     expected = sum(float(log_p[i - 1, ids[i]]) for i in range(5, 9))
     assert instance and found[0][0] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def scored_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a model of words that has an opinion on each of them."""
+    test_lm_eval = pytest.importorskip("tests.laboratory.test_lm_eval", reason="pip install lm-eval")
+    folder = tmp_path_factory.mktemp("scored")
+    text = BPETokenizer.train([test_lm_eval.TEXT * 30], 280)
+    test_lm_eval.saved(folder, "llama@1m+gqa:1", text)
+    return str(folder)
+
+
+def test_lm_eval_scores_of_a_task_equal_those_of_the_process(
+    scored_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty questions with three choices: each log-likelihood to 1e-4, and the scores, of `local-completions` and of
+    lm-eval's own `hf`."""
+    pytest.importorskip("aiohttp", reason="pip install 'lm-eval[api]'")
+    evaluator = pytest.importorskip("lm_eval.evaluator", reason="pip install 'lm-eval[api]'")
+    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found]
+
+    from tests.laboratory.test_lm_eval import TASK, WORDS
+
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    words = WORDS * 8
+    rows = [{"question": " ".join(words[i : i + 2 + i % 5]), "label": i % 3,
+             "choices": [" " + " ".join(words[i + 7 * j : i + 7 * j + 1 + j]) for j in (1, 2, 3)]}
+            for i in range(40)]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    (tmp_path / "choice.yaml").write_text(TASK.format(file=tmp_path / "rows.jsonl"))
+    loaded = gf.load(scored_folder)
+
+    def evaluated(kind: str, **arguments: Any) -> Any:
+        return evaluator.simple_evaluate(
+            model=kind, model_args=arguments, tasks=["choice"], log_samples=True, bootstrap_iters=0,
+            task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+        )  # fmt: skip
+
+    with listening_to([Served("scored", loaded, slots=2)]) as address:
+        base = f"{address}/v1/completions"
+        found = evaluated("local-completions", model="scored", base_url=base, tokenizer=scored_folder,
+                          tokenizer_backend="huggingface", num_concurrent=2, batch_size=4, max_length=40)  # fmt: skip
+    expected = evaluated("hf", pretrained=scored_folder, device="cpu")
+    scores, theirs = ({key: value for key, value in one["results"]["choice"].items() if "acc" in key}
+                      for one in (found, expected))  # fmt: skip
+    assert scores == theirs and len(found["samples"]["choice"]) == 40
+    by_document = [sorted(one["samples"]["choice"], key=lambda sample: sample["doc_id"]) for one in (found, expected)]
+    for mine, other in zip(*by_document, strict=True):
+        for (logprob, greedy), (their_logprob, their_greedy) in zip(
+            mine["filtered_resps"], other["filtered_resps"], strict=True
+        ):
+            assert float(logprob) == pytest.approx(float(their_logprob), abs=1e-4)
+            assert str(greedy) == str(their_greedy)
+
+
+@pytest.fixture(scope="module")
+def brief_live(brief: Loaded) -> Iterator[str]:
+    """Address of a server whose model answers in two words."""
+    with listening_to([Served("brief", brief)]) as address:
+        yield address
+
+
+@pytest.mark.parametrize("form", ["openai-chat", "open-responses"])
+def test_llm_comply(brief_live: str, form: str) -> None:
+    """Only the image is refused, which no model here reads."""
+    if importlib.util.find_spec("llm_comply") is None:
+        pytest.skip("pip install llm-comply")
+    run = subprocess.run(
+        [sys.executable, "-m", "llm_comply.cli", "-u", f"{brief_live}/v1", "-k", "none", "-m", "brief", "--format",
+         form, "--json"], capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    results = {one["id"]: one for one in json.loads(run.stdout)["results"]}
+    failed = {name for name, one in results.items() if one["status"] == "failed"}
+    assert failed == {name for name in results if "image" in name}, run.stdout
+    passed = [name for name, one in results.items() if one["status"] == "passed"]
+    assert len(passed) >= {"openai-chat": 7, "open-responses": 10}[form], run.stdout
+
+
+@pytest.mark.parametrize("profile", ["chat", "modern"])
+def test_compatcanary(brief_live: str, profile: str, tmp_path: Path) -> None:
+    program = shutil.which("compatcanary")
+    if program is None:
+        pytest.skip("npm install -g compatcanary")
+    report = tmp_path / "report.json"
+    run = subprocess.run(
+        [program, "scan", "--base-url", f"{brief_live}/v1", "--model", "brief", "--profile", profile, "--api-key",
+         "none", "--format", "json", "--output", str(report), "--timeout", "120"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert json.loads(report.read_text())["score"] == 100, report.read_text()
+
+
+STREAMS = [1, 2, 4, 8, 16]
+
+
+def test_guidellm(brief_live: str, tmp_path: Path) -> None:
+    program = shutil.which("guidellm")
+    if program is None:
+        pytest.skip("pip install guidellm")
+    rows = [{"prompt": f"{i} and two and three", "output_tokens_count": 12} for i in range(256)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    report = tmp_path / "report.json"
+    subprocess.run(
+        [program, "run", "--backend", f"kind=openai_http,target={brief_live},model=brief,request_format=/v1/completions",
+         "--profile", "kind=concurrent,streams=1", "--override", "profile.streams", ",".join(map(str, STREAMS)),
+         "--constraint", "kind=max_requests,count=32", "--data", f"kind=json_file,path={tmp_path / 'rows.jsonl'}",
+         "--output", f"kind=json,path={report}", "--disable-console"],
+        check=True, timeout=600, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    found = json.loads(report.read_text())["benchmarks"]
+    assert len(found) == len(STREAMS)
+    for one in found:
+        totals = one["metrics"]["request_totals"]
+        assert totals["errored"] == 0 and totals["successful"] >= 32, totals
+        tokens = one["metrics"]["output_token_count"]["successful"]
+        assert tokens["min"] == tokens["max"] == 12

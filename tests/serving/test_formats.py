@@ -91,8 +91,10 @@ def test_system_message_precedes_the_chat(client: Any) -> None:
     system = [{"role": "system", "content": "Be brief."}]
     expected = chat(client, messages=system + HELLO, max_tokens=20, seed=SEED).json()
     assert found["content"][0]["text"] == expected["choices"][0]["message"]["content"]
-    plain = respond(client, instructions="Be brief.", input="Hello").json()
-    assert plain["output"][0]["content"][0]["text"] == found["content"][0]["text"]
+    labelled = [{"role": "user", "content": "Hello", "phase": "final_answer"}]
+    for given in ("Hello", labelled):
+        plain = respond(client, instructions="Be brief.", input=given).json()
+        assert plain["output"][0]["content"][0]["text"] == found["content"][0]["text"]
 
 
 def test_response_equals_the_chat(client: Any) -> None:
@@ -105,6 +107,9 @@ def test_response_equals_the_chat(client: Any) -> None:
     assert part["logprobs"] == expected["choices"][0]["logprobs"]["content"]
     assert found["status"] == "incomplete" and found["incomplete_details"] == {"reason": "max_output_tokens"}
     assert found["usage"]["total_tokens"] == expected["usage"]["total_tokens"] and found["store"] is False
+    assert found["temperature"] == 1.0 and found["top_p"] == 1.0
+    unset = respond(client, max_output_tokens=1).json()  # the defaults of the model's folder
+    assert unset["temperature"] == 0.0 and unset["top_p"] == 1.0
     events = named(respond(client, **body, stream=True))
     assert [one["sequence_number"] for one in events] == list(range(len(events)))
     deltas = [one for one in events if one["type"] == "response.output_text.delta"]

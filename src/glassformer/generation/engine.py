@@ -20,7 +20,7 @@ from glassformer.generation.prompt_cache import check_keeps
 from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampled, Sampling, choose, row_generator
 from glassformer.generation.speculate import Speculation, agreeing
-from glassformer.generation.steps import CHUNK, PieceReader, check_tokens, decode, new_state, prefill
+from glassformer.generation.steps import CHUNK, PieceReader, check_tokens, decode, new_state, piece_end, prefill
 from glassformer.generation.text import GrowingText, special_stops
 from glassformer.introspection import at_rest, rows_of, sites
 from glassformer.model import Model
@@ -205,10 +205,11 @@ class Engine:
     answer instead, for prompts that continue it: tokens decoded one by one are then not read again, so they may round
     differently from a prompt that is read at once.
 
-    `piece` is the largest number of prompt tokens that a step reads; pieces end at its multiples. While other texts
-    run, a piece is read some layers at a time, in at most `SHARE` of the time of a decoding step (at least one layer),
-    so that a long prompt delays other texts by at most one step a token; the bits equal those of a piece that is read
-    at once. A prompt that a model must read as a whole is not split.
+    `piece` is the largest number of prompt tokens that a step reads; pieces end at its multiples, and have fewer tokens
+    in a long prompt (`piece_end`). While other texts run, a piece is read some layers at a time, in at most `SHARE` of
+    the time of a decoding step by the time of the layer before (at least one layer), so that a long prompt delays other
+    texts by at most one step a token; the bits equal those of a piece that is read at once. A prompt that a model must
+    read as a whole is not split.
     """
 
     def __init__(
@@ -435,14 +436,14 @@ class Engine:
             self._reading = request, self._begun(text) if self._keeps else self._new_state(1)
             self._piece_reader = None
         state, reader = self._reading[1], self._piece_reader
-        end = min(len(text), (state.length // self.piece + 1) * self.piece)
+        end = min(len(text), piece_end(state.length, self.piece))
         if (size := end - state.length) > left:
             return None
         if reader is None and until is not None and self.model.reads_by_layer:
             ids = torch.tensor([text[state.length : end]], device=self.model.device)
             reader = self._piece_reader = PieceReader(self.model, ids, state)
         if reader is not None:
-            if not reader.read(lambda: until is not None and self.clock() >= until):
+            if not reader.read(self._over(until)):
                 return None
             if end == len(text):
                 return left - size
@@ -452,6 +453,18 @@ class Engine:
             return left - size
         self._go_on(text[:end], state)
         return None
+
+    def _over(self, until: float | None) -> Callable[[], bool]:
+        """Returns a function for the end of each layer: True if another one that takes the same time would end after
+        the time `until`."""
+        latest = self.clock()
+
+        def over() -> bool:
+            nonlocal latest
+            took, latest = self.clock() - latest, self.clock()
+            return until is not None and latest + took > until
+
+        return over
 
     def _serve(self, guest: GenerationRequest) -> None:
         """Adds the next token of a guest, computed by its iterator `own`; an exception ends only this guest."""
@@ -605,7 +618,14 @@ class Engine:
 
     def _go_on(self, prompt: list[int], state: ModelState) -> Tensor:
         tokens = torch.tensor([prompt[state.length :]], device=self.model.device)
-        return prefill(self.model, tokens, state, self.chunk)
+        settled = self.model.settled
+        if self.piece is None or self.model.takes_prefix or (settled is not None and len(prompt) > settled):
+            return prefill(self.model, tokens, state, self.chunk)
+        while (end := piece_end(state.length, self.piece)) < len(prompt):
+            size = end - state.length
+            prefill(self.model, tokens[:, :size], state, end)
+            tokens = tokens[:, size:]
+        return prefill(self.model, tokens, state, end)
 
     def _leave(self, row: int) -> None:
         """Frees a row: moves the last row into its place, and clears the last row."""

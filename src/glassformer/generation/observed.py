@@ -12,7 +12,7 @@ from torch import Tensor
 from glassformer.errors import WorkError
 from glassformer.generation.engine import GenerationRequest, ruled
 from glassformer.generation.sampling import Sampled, choose
-from glassformer.generation.steps import CHUNK, decode
+from glassformer.generation.steps import decode, split_pieces
 from glassformer.model import Model
 from glassformer.parts.state import ModelState
 
@@ -38,7 +38,7 @@ def observed(
 
     Raises WorkError for logits that are not numbers."""
     tokens = torch.tensor([asked.prompt], device=model.device)
-    *first, last = tokens.split(piece or CHUNK, 1)
+    *first, last = split_pieces(tokens, piece)
     for part in first:
         with observer.watching():
             model(part, state)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from glassformer.generation.steps import CHUNK
+from glassformer.generation.steps import LEAST_PIECE, PieceReader, split_pieces
 from glassformer.model import Model
 from glassformer.parts.state import ModelState
 
@@ -27,19 +27,27 @@ class PromptScores:
 
     @torch.inference_mode()
     def read(self, model: Model, ids: Sequence[int], state: ModelState, piece: int | None) -> Iterator[None]:
-        """Prefills all tokens but the last into `state` and stores the scores; yields None after each piece of `piece`
-        tokens (if None, `CHUNK`)."""
+        """Prefills all tokens but the last into `state`, in pieces of at most `piece`, and stores scores; yields None
+        after each layer of a piece, and after the scores of each `LEAST_PIECE` tokens."""
         tokens = torch.tensor([ids], device=model.device)
-        for part, target in zip(
-            tokens[:, :-1].split(piece or CHUNK, 1), tokens[0, 1:].split(piece or CHUNK), strict=True
-        ):
-            logits = model(part, state)[0].float()
-            total = logits.logsumexp(-1, keepdim=True)
-            self.logprobs += (logits.gather(-1, target[:, None]) - total)[:, 0].tolist()
-            if self.top:
-                best = logits.topk(min(self.top, logits.shape[-1]))
-                values = (best.values - total).tolist()
-                self.top_logprobs += [
-                    dict(zip(*row, strict=True)) for row in zip(best.indices.tolist(), values, strict=True)
-                ]
-            yield None
+        parts = split_pieces(tokens[:, :-1], piece)
+        for part, targets in zip(parts, tokens[0, 1:].split([part.shape[1] for part in parts]), strict=True):
+            if model.reads_by_layer:
+                reader = PieceReader(model, part, state)
+                while not reader.read(lambda: True):
+                    yield None
+                assert reader.hidden is not None
+                x = reader.hidden
+            else:
+                x = model.hidden_states(part, state)
+            for rows, target in zip(x.split(LEAST_PIECE, 1), targets.split(LEAST_PIECE), strict=True):
+                logits = model.logits(model.unembed(rows))[0].float()
+                total = logits.logsumexp(-1, keepdim=True)
+                self.logprobs += (logits.gather(-1, target[:, None]) - total)[:, 0].tolist()
+                if self.top:
+                    best = logits.topk(min(self.top, logits.shape[-1]))
+                    values = (best.values - total).tolist()
+                    self.top_logprobs += [
+                        dict(zip(*row, strict=True)) for row in zip(best.indices.tolist(), values, strict=True)
+                    ]
+                yield None

@@ -21,6 +21,29 @@ from glassformer.parts.state import ModelState
 CHUNK = 1024
 """Number of prompt tokens prefilled at once; more take more memory without more speed."""
 
+HALVINGS, LEAST_PIECE = (512, 2048), 16
+"""Lengths of a text from which on pieces of its prompt have half as many tokens, but at least `LEAST_PIECE`: a token's
+attention takes time in proportion to the text before it."""
+
+
+def piece_end(start: int, piece: int) -> int:
+    """Returns the end of the piece of a prompt that starts, or is continued, at token `start`. Ends depend only on
+    `piece`, the largest number of tokens, so that every bit of a text depends only on its request."""
+    size = max(piece >> sum(start >= length for length in HALVINGS), min(piece, LEAST_PIECE))
+    return (start // size + 1) * size
+
+
+def split_pieces(tokens: Tensor, piece: int | None) -> list[Tensor]:
+    """Returns the pieces (b, s') of a prompt (b, s) from its start; of `CHUNK` tokens if `piece` is None."""
+    if piece is None:
+        return list(tokens.split(CHUNK, 1))
+    found, start = [], 0
+    while start < tokens.shape[1]:
+        end = piece_end(start, piece)
+        found.append(tokens[:, start:end])
+        start = end
+    return found
+
 
 def prefill(
     model: Model,

@@ -169,7 +169,11 @@ class Api:
         given = asked.chat()
         served = self._writing(given.model)
         task, ids = await self._start_chat(served, given)
-        found = ResponseAnswering(task, asked, self.spellings[served.name], given, ids, bool(given.functions()))
+        assert served.session is not None
+        options = served.session.options(**given.options())
+        found = ResponseAnswering(
+            task, asked, self.spellings[served.name], given, ids, bool(given.functions()), options
+        )
         return await found.response(request)
 
     async def apply_template(self, request: Request) -> Response:

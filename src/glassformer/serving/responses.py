@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from glassformer.errors import WorkError
+from glassformer.options import GenerationOptions
 from glassformer.serving.answering import Answering
 from glassformer.serving.body import Body
 from glassformer.serving.computing import ServedTask
@@ -56,6 +57,8 @@ class InputMessage(InputItem):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: LongText | Annotated[list[InputText], Field(max_length=1024)]
+    phase: Literal["commentary", "final_answer"] | None = None
+    """Without effect: chat templates show no phases."""
 
 
 class InputCall(InputItem):
@@ -226,10 +229,10 @@ class ResponseAnswering(Answering):
 
     def __init__(
         self, task: ServedTask, asked: ResponsesRequest, spelling: Spelling, given: ChatRequest, prompt: list[int],
-        calls: bool,
+        calls: bool, options: GenerationOptions,
     ) -> None:  # fmt: skip
         super().__init__(task, spelling, given, [prompt], calls)
-        self.asked, self.created = asked, int(time.time())
+        self.asked, self.options, self.created = asked, options, int(time.time())
         self.id, self.message = f"resp_{secrets.token_hex(12)}", f"msg_{secrets.token_hex(12)}"
         self.number = -1
 
@@ -251,7 +254,8 @@ class ResponseAnswering(Answering):
             "error": None, "model": asked.model, "instructions": asked.instructions, "output": list(output),
             "max_output_tokens": asked.max_output_tokens, "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "store": False,
-            "temperature": asked.temperature, "top_p": asked.top_p, "top_logprobs": asked.top_logprobs or 0,
+            "temperature": self.options.temperature, "top_p": self.options.top_p or 1.0,
+            "top_logprobs": asked.top_logprobs or 0,
             "text": text, "tools": [one.model_dump() for one in asked.tools or ()],
             "tool_choice": choice.model_dump() if isinstance(choice, FlatChoice) else choice or "auto",
             "truncation": "disabled", "usage": usage if ended else None, "user": asked.user,

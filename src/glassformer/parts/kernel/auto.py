@@ -19,7 +19,7 @@ from glassformer.parts.visibility import Visibility
 
 class Auto(Kernel):
     """Kernel that delegates to the first of the `ranking` for the device, dtype, shape and visibility that serves the
-    call; in fp32 if no gradient is wanted and the processor is slow in bf16."""
+    call; of those for fp32, in fp32, if no gradient is wanted and the processor is slow in bf16."""
 
     name = "auto"
     kernels: ClassVar[dict[str, Kernel]] = {kernel.name: kernel for kernel in (Sdpa(), Banded(), Direct(), Flex())}
@@ -30,6 +30,7 @@ class Auto(Kernel):
         reading = dtype == torch.bfloat16 and not torch.is_grad_enabled()
         if reading and kernel.name != "direct" and slow_in_bf16(call.q.device.type):
             call = call.replace(q=call.q.float(), k=call.k.float(), v=call.v.float())
+            kernel = self.fastest(call.facts)
         return kernel.attend(call).to(dtype)
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
