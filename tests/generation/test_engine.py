@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from glassformer.errors import RequestError
-from glassformer.generation import generate
+from glassformer.generation import generate, steps
 from glassformer.generation.engine import Engine, GenerationRequest
 from glassformer.generation.sampling import Sampling
+from glassformer.generation.steps import piece_end, split_pieces
 from glassformer.introspection import edit, sites
 from glassformer.model import Model
 from glassformer.naming import preset
@@ -538,6 +539,33 @@ def test_a_running_text_waits_one_step_for_a_prompt(monkeypatch: pytest.MonkeyPa
     turns = ticks.log.strip(".").split(".")
     assert max(map(len, turns)) == 3 and "".join(turns) == "l" * 4 * 7  # six layers and the norm, of four pieces
     assert turns == ["lll", "lll", "l"] * 4
+
+
+def test_pieces_have_fewer_tokens_in_a_long_prompt():
+    """Ends depend only on the largest size, also of a prompt that is continued within a piece."""
+    sizes = [part.shape[1] for part in split_pieces(torch.zeros(1, 2100), 64)]
+    assert sizes == [64] * 8 + [32] * 48 + [16] * 3 + [4]
+    assert [piece_end(start, 64) for start in (0, 37, 511, 512, 530, 2047, 2048)] == [64, 64, 512, 544, 544, 2048, 2064]
+    assert piece_end(5000, 16) == 5008 and piece_end(5000, 8) == 5008  # never under 16, if the largest is not
+
+
+@pytest.mark.parametrize("expression", ["llama", "mistral+window:5"])
+def test_bits_of_a_long_prompt_do_not_depend_on_company(expression: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(steps, "HALVINGS", (8, 16))
+    monkeypatch.setattr(steps, "LEAST_PIECE", 2)
+    prompt, model = [(7 * i) % 31 for i in range(29)], tiny(expression)
+    found = []
+    for company in (False, True):
+        engine = Engine(model, slots=3, context=64, piece=8)
+        ticks = Ticks(engine, 3, monkeypatch) if company else None
+        if company:
+            engine.submit([1, 2, 3], 60, seed=1, temperature=1.0, stop_at_eos=False)
+            engine.step()
+        asked = engine.submit(prompt, 6, seed=1, temperature=1.0, logprobs=True)
+        drain(engine)
+        found.append((asked.tokens, asked.logprobs[0]))
+        assert ticks is None or ticks.log.count("l") == 3 * 10  # layers, norm; 8, 4, 4, six times 2, and 1
+    assert found[0] == found[1]
 
 
 def test_single_text_is_prefilled_in_whole_pieces(monkeypatch: pytest.MonkeyPatch):

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer.errors import RequestError
+from glassformer.parts import precision
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import (
     AttentionCall,
@@ -482,6 +483,22 @@ def test_auto_reads_in_fp32_where_bf16_is_slow(monkeypatch: pytest.MonkeyPatch):
         assert z.dtype == torch.bfloat16
         errors.append(float((z.double() - exact).norm() / exact.norm()))
     assert errors[0] < 0.0022 < 0.0028 < errors[1] < 0.02  # rounded once, and more often
+
+
+def test_a_processor_without_products_in_bf16_is_slow_in_it(monkeypatch: pytest.MonkeyPatch):
+    """Its attention is then that of fp32, by the kernel that is quickest there."""
+    for known, gain, slow in ((False, 1.0, True), (True, 0.5, True), (True, 2.0, False)):
+        monkeypatch.setattr(precision, "onednn_in_bf16", lambda known=known: known)
+        monkeypatch.setattr(precision, "bf16_gain", lambda gain=gain: gain)
+        assert precision.slow_in_bf16("cpu") == slow and not precision.slow_in_bf16("cuda")
+    monkeypatch.setattr("glassformer.parts.kernel.auto.slow_in_bf16", lambda device: True)
+    seen = []
+    monkeypatch.setattr(Sdpa, "attend", lambda self, call: (seen.append(call.q.dtype), Naive()(call))[1])
+    q, k = torch.ones(1, 64, 2, 16).bfloat16(), torch.ones(1, 300, 1, 16).bfloat16()
+    with torch.no_grad():
+        assert Auto().fastest(AttentionCall(q, k, k, Causal()).facts).name == "banded"
+        assert Auto()(AttentionCall(q, k, k, Causal())).dtype == torch.bfloat16
+    assert seen == [torch.float32]
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -290,6 +290,7 @@ def test_compatcanary(brief_live: str, profile: str, tmp_path: Path) -> None:
 STREAMS = [1, 2, 4, 8, 16]
 
 
+@pytest.mark.slow
 def test_guidellm(brief_live: str, tmp_path: Path) -> None:
     program = shutil.which("guidellm")
     if program is None:
@@ -297,9 +298,10 @@ def test_guidellm(brief_live: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"{i} and two and three", "output_tokens_count": 12} for i in range(256)]
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     report = tmp_path / "report.json"
+    backend = f"kind=openai_http,target={brief_live},model=brief,request_format=/v1/completions"
     subprocess.run(
-        [program, "run", "--backend", f"kind=openai_http,target={brief_live},model=brief,request_format=/v1/completions",
-         "--profile", "kind=concurrent,streams=1", "--override", "profile.streams", ",".join(map(str, STREAMS)),
+        [program, "run", "--backend", backend, "--profile", "kind=concurrent,streams=1",
+         "--override", "profile.streams", ",".join(map(str, STREAMS)),
          "--constraint", "kind=max_requests,count=32", "--data", f"kind=json_file,path={tmp_path / 'rows.jsonl'}",
          "--output", f"kind=json,path={report}", "--disable-console"],
         check=True, timeout=600, env={**os.environ, "HF_HUB_OFFLINE": "1"},

@@ -27,7 +27,8 @@ from glassformer.options import GenerationOptions
 from glassformer.serving.metrics import Metrics
 
 PIECE = 64
-"""Prompt tokens read between two tokens of running texts; on busy cores they take the time of five steps of SmolLM2."""
+"""Largest number of prompt tokens that are read at once; a layer of them takes about the time of a step of SmolLM2 in
+int4, the slowest case of those measured."""
 LARGEST_CONTEXT = 4096
 """Default bound on the tokens of a prompt and its answer together."""
 WAITING = 64
