@@ -22,8 +22,8 @@ CHUNK = 1024
 """Number of prompt tokens prefilled at once; more take more memory without more speed."""
 
 HALVINGS, LEAST_PIECE = (512, 2048), 16
-"""Lengths of a text from which on pieces of its prompt have half as many tokens, but at least `LEAST_PIECE`: a token's
-attention takes time in proportion to the text before it."""
+"""Lengths of a text at which the size of the pieces of its prompt halves, down to `LEAST_PIECE` tokens: the attention
+of a token takes time in proportion to the length of the text before it."""
 
 
 def piece_end(start: int, piece: int) -> int:
@@ -34,7 +34,7 @@ def piece_end(start: int, piece: int) -> int:
 
 
 def split_pieces(tokens: Tensor, piece: int | None) -> list[Tensor]:
-    """Returns the pieces (b, s') of a prompt (b, s) from its start; of `CHUNK` tokens if `piece` is None."""
+    """Returns the pieces (b, s') of a prompt (b, s) from its start; of `CHUNK` tokens without a `piece`."""
     if piece is None:
         return list(tokens.split(CHUNK, 1))
     found, start = [], 0
