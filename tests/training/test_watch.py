@@ -133,7 +133,7 @@ def test_regions_run_eagerly_while_observed(marked_regions: list[str], name: str
         with compiled_regions():
             assert not torch.equal(net(tokens), plain)
             marked_regions.clear()
-            with pytest.warns(UserWarning, match="looked at or edited, they run eagerly") as said:
+            with pytest.warns(UserWarning, match="observed or edited, they run eagerly") as said:
                 assert torch.equal(gf.capture(net, tokens, "*")["logits"], plain)
             assert len(said) == 1
             with pytest.warns(UserWarning) as said, gf.edit(net, {"embed": lambda x: x}):

@@ -1,4 +1,4 @@
-"""Initial weights of a model: all of them, or slices of single tensors."""
+"""Initial weights of a model: filling of all tensors, and drawing of single rows without building the rest."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from glassformer.parts.core.init import Init, Numbers, key_of, storage_of
 
 
 def fill(module: nn.Module, init: Init, path: str = "") -> None:
-    """Fills the parameters and buffers of a module on the CPU; `path` is its path in the model.
+    """Fills the parameters and buffers of a module on the CPU with their initial values; `path` is the module's path in
+    the model.
 
     Calls every module's `init_weights(init)`, parents first, and torch's `reset_parameters` for values that are still
-    unfilled. Raises RequestError if a module has neither."""
+    unfilled. Raises RequestError for a module that has uninitialised values and neither method."""
     held = dict(_tensors(module, path))
     init = replace(init, names={storage_of(tensor): name for name, tensor in reversed(held.items())})
     with _all_filled(module, held, init, path):
@@ -27,26 +28,20 @@ def fill(module: nn.Module, init: Init, path: str = "") -> None:
 
 
 class InitialWeights:
-    """Initial weights of a model, a slice at a time.
+    """Initial weights of a model, computed a slice at a time.
 
     >>> initial = config.initial_weights(seed=0)
     >>> initial.piece("layers.0.ffn.up_proj.weight", rows=slice(0, 64))  # equal to those rows of config.build(seed=0)
 
-    Values that `Init` fills are drawn for only the requested rows. Other values of a part (a norm's weights, a bias, a
+    Weights that `Init` fills are drawn only for the requested rows. Other values of a part (a norm's weights, a bias, a
     spectral norm) are computed by filling that one part.
-
-    >>> initial = config.initial_weights(seed=0)
-    >>> initial.piece("layers.0.ffn.up_proj.weight", rows=slice(0, 64))  # equal to those rows of config.build(seed=0)
-
-    Weights filled by `Init` are drawn only for the requested rows. Other values of a part (a norm's weights, a bias, a
-    spectral norm) are made by filling this one part.
     """
 
     def __init__(self, outline: nn.Module, init: Init):
         self.outline, self.init = outline.to_empty(device="meta"), init  # copies of a layer share their storage
         self.tensors = dict(_tensors(outline))
         self._part: dict[str, dict[str, Tensor]] = {}
-        """Tensors of the part that was filled last, by its path."""
+        """Path of the part that was filled last -> the part's tensors by full name."""
         drawn: dict[str, list[tuple[Tensor, Numbers]]] = {}
         names = {storage_of(tensor): name for name, tensor in reversed(self.tensors.items())}
         before = {name: tensor._version for name, tensor in self.tensors.items()}
@@ -60,8 +55,8 @@ class InitialWeights:
         }
 
     def piece(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
-        """Returns rows, and columns of these, of a parameter or buffer, on the CPU. Columns cost the drawing of whole
-        rows."""
+        """Returns these rows, and of them these columns, of the parameter or buffer `name`, on the CPU. Whole rows are
+        drawn even if only some columns are requested."""
         if name not in self.tensors:
             raise RequestError(code="unknown", field="name", value=name, expected="the name of a parameter or buffer")
         if any(one.step not in (None, 1) for one in (rows, columns)):
@@ -82,8 +77,8 @@ class InitialWeights:
         return made
 
     def _filled(self, name: str) -> Tensor:
-        """Returns a tensor from the smallest part that can be filled by itself: the outermost enclosing module with
-        `init_weights`, or else the tensor's module."""
+        """Returns the tensor `name`, computed by filling the smallest part that can be filled separately: the outermost
+        enclosing module with `init_weights`, or else the module that holds the tensor."""
         steps = name.split(".")[:-1]
         paths = (".".join(steps[:n]) for n in range(len(steps)))
         having = (path for path in paths if hasattr(self.outline.get_submodule(path), "init_weights"))
@@ -96,20 +91,21 @@ class InitialWeights:
 
 
 def _filling(module: nn.Module, path: str = "") -> Iterator[tuple[str, Callable[[Init], None]]]:
-    """Yields (path, init_weights) of the modules that have such a method, parents first."""
+    """Yields (path, init_weights) of every module inside `module`, itself included, that has a method `init_weights`;
+    parents first."""
     for name, part in module.named_modules(prefix=path):
         if callable(init_weights := getattr(part, "init_weights", None)):
             yield name, init_weights
 
 
 def _tensors(module: nn.Module, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yields (full name, tensor) of the parameters and buffers of a module at `path`."""
+    """Yields (full name, tensor) for all parameters, then all buffers, of a module whose path is `path`."""
     yield from module.named_parameters(prefix=path)
     yield from module.named_buffers(prefix=path)
 
 
 def _stacked(tensor: Tensor, views: list[Tensor]) -> bool:
-    """Returns True if the views are whole rows of the tensor, every row once, in their order."""
+    """Returns True if the views divide the tensor into whole rows: every row once, in order."""
     row = max(1, tensor[0].numel()) if tensor.dim() else 0
     end = 0
     for view in views:
@@ -121,8 +117,8 @@ def _stacked(tensor: Tensor, views: list[Tensor]) -> bool:
 
 @contextmanager
 def _all_filled(module: nn.Module, held: dict[str, Tensor], init: Init, path: str) -> Iterator[None]:
-    """Fills the tensors that the block inside leaves uninitialised by `reset_parameters`, with the seed (seed,
-    path)."""
+    """Fills the tensors `held` that the `with` block leaves uninitialised by torch's `reset_parameters`, with a seed
+    from (seed, path of the module). Raises RequestError for a tensor that nothing fills."""
     with torch.no_grad():
         for tensor in held.values():
             if tensor.is_floating_point():
@@ -146,5 +142,5 @@ def _all_filled(module: nn.Module, held: dict[str, Tensor], init: Init, path: st
 
 
 def generator_of(seed: int) -> torch.Generator:
-    """Returns a generator on the CPU. Raises RequestError as `check_seed`."""
+    """Returns a torch generator on the CPU with this seed. Raises RequestError for a seed that `check_seed` refuses."""
     return torch.Generator("cpu").manual_seed(check_seed(seed))

@@ -18,15 +18,15 @@ from glassformer.parts.kernel.naive import Naive
 from glassformer.parts.mixer.attend import change_kernels
 
 TOKENS = 16
-"""Tokens of the sequence on which FLOPs and state are counted, unless the context is shorter."""
+"""Number of tokens of the sequence with which FLOPs and state are counted, unless the context is shorter."""
 MOST_ALLOCATED = 1 << 25
-"""Parameters of a model that is allocated to count its FLOPs."""
+"""Largest number of parameters of a model that is allocated with weights to count its FLOPs."""
 
 
 @dataclass(frozen=True)
 class Counting:
-    """Outline and costs of a model, and of a copy with at most two layers of each kind, which can also be built with
-    weights."""
+    """Checks of one model: its outline and costs, and those of a copy with at most two layers of each kind, which can
+    also be built with weights."""
 
     outline: Callable[[], Any]
     costs: Callable[[Shape], Cost]
@@ -36,7 +36,8 @@ class Counting:
     context: int
 
     def check_tensors(self) -> None:
-        """Raises RequestError, with both figures, if the parameters or the state differ from the module's."""
+        """Raises RequestError, with both numbers, if the costs of the config count other parameters or another decode
+        state than the built module has."""
         model = self.outline()
         self.check_parameters(model)
         self.check_state(model)
@@ -48,8 +49,8 @@ class Counting:
         _agree("parameters", self.costs(Shape()), has, model)
 
     def check_state(self, model: Any) -> None:
-        """Checks the state of a model that generates, in bfloat16, which shows sums that a recurrence keeps in
-        float32."""
+        """Raises RequestError if the costs count other bytes of decode state than the model has. Compared in bfloat16,
+        so that sums that a recurrence keeps in float32 count. A model that does not generate passes."""
         if not model.writes:
             return
         t, dtype = min(TOKENS, self.context), torch.bfloat16
@@ -63,11 +64,11 @@ class Counting:
         _agree("state_bytes", said, lambda path: held.get(path, 0), model)
 
     def check_flops(self) -> None:
-        """Raises RequestError, with both figures, if FLOPs differ from torch's counter, or if a parameter of a small
-        model is never filled.
+        """Raises RequestError, with both numbers, if the costs count other FLOPs than torch's counter in a forward pass
+        of the copy, or if a parameter of a small copy is never filled.
 
-        It counts a forward pass on a CPU, because a part may read values; for a large model on the meta device, which
-        allocates nothing."""
+        A small copy runs on a CPU, because a part may read values; a large one runs on the meta device, which allocates
+        nothing."""
         model = self.short_outline()
         given = example(model, self.context)
         t = model.embedding.places(given["tokens"]).shape[1]
@@ -85,7 +86,8 @@ class Counting:
 
 
 def example(model: Any, context: int) -> dict[str, Tensor]:
-    """Returns the inputs of a call: tokens, images or vectors of one short sequence, and a source for an encoder."""
+    """Returns the arguments of a forward pass, filled with zeros: `tokens` (token ids, images or vectors of one short
+    sequence), and `source` if the model has an encoder."""
 
     def read_by(embedding: Any) -> Tensor:
         if (patches := embedding.patches) is not None:
@@ -99,8 +101,8 @@ def example(model: Any, context: int) -> dict[str, Tensor]:
 
 
 def flops_of(model: nn.Module, given: dict[str, Tensor]) -> dict[str, Number]:
-    """Returns path -> FLOPs of a forward pass, by torch's counter; attention is computed as it is defined, since the
-    counter has no formula for fused kernels on a CPU."""
+    """Returns {path of a module: FLOPs of its forward pass}, by torch's counter. Attention is computed by its
+    definition, because the counter has no formula for fused kernels on a CPU."""
 
     def grouped(x: tuple[int, int], maps: tuple[int, int, int], *rest: object, **more: object) -> int:
         return 2 * x[0] * maps[1] * maps[2]  # every row is multiplied by one matrix; torch 2.13 has no formula for it
@@ -120,12 +122,12 @@ NAMES = {
     "flops": ("FLOPs", "linear_cost(ctx, shape, inputs, outputs)"),
     "state_bytes": ("bytes of state", "Cost.state(shape, bytes)"),
 }
-"""Name of each number of a cost, and a cost that often adds to it."""
+"""Name of a number of `Cost` -> (its unit in messages, a cost that often adds to it)."""
 
 
 def _agree(number: str, said: Cost, found: Callable[[str], Number], model: nn.Module) -> None:
-    """Raises RequestError if a number of a tree of costs differs from the model's, about the innermost part with a
-    difference."""
+    """Raises RequestError, about the innermost part that differs, if a number of the costs `said` is not the one that
+    `found(path)` counts in the model."""
     if round(getattr(said, number)) == found(""):
         return
     site, path = "", ""
@@ -149,7 +151,8 @@ def _agree(number: str, said: Cost, found: Callable[[str], Number], model: nn.Mo
 
 
 def _path_of(model: nn.Module, path: str, name: str) -> str:
-    """Returns the path of a child of the module at a path, which may be a child of a transparent one; or nothing."""
+    """Returns the path of the child `name` of the module at `path`; it may be a child of a transparent child. Empty if
+    the module has no such child."""
     module = model.get_submodule(path)
     lent = [f"{held}.{name}" for held, one in module.named_children() if getattr(one, "transparent", False)]
     for inner in (name, *lent):

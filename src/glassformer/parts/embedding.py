@@ -24,8 +24,8 @@ from glassformer.parts.vectors import Vectors, VectorsConfig
 
 
 class Segments(nn.Module):
-    """Segment embedding S[segment]: a row for each kind of text in a sequence, weight (n, d); row 0 without segments
-    (BERT's token types: Devlin et al. 2018, 1810.04805)."""
+    """Segment embedding S[segment], (b, s, d): a trained vector for each kind of text in a sequence, weight (n, d);
+    S[0] for a pass without segments (BERT's token types: Devlin et al. 2018, 1810.04805)."""
 
     roles: tuple[Role, ...] = ("embedding",)
     shards: ClassVar[Shards] = {"weight": (REPLICATED,)}
@@ -58,7 +58,7 @@ class Embedding(nn.Module):
     roles: tuple[Role, ...] = ("embedding",)
     shards: ClassVar[Shards] = {"weight": (Shard("vocab"),)}
     vocabulary: Vocabulary | None = None
-    """Share of the tokens whose rows are on this rank (`parts/core/owner.py`); None for all."""
+    """This rank's share of the tokens, whose rows of the table it has (`parts/core/owner.py`); None for all tokens."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Embedding(nn.Module):
 
     @property
     def reader(self) -> Patches | Vectors | None:
-        """Embedding of images or vectors that replaces the table; None if the model reads tokens."""
+        """Embedding of images or vectors that the model has in place of the table; None if the model reads tokens."""
         return self.patches if self.vectors is None else self.vectors
 
     def forward(self, tokens: Tensor, pass_: Pass, table: Embedding | None = None) -> Float[Tensor, "b s d"]:
@@ -104,7 +104,7 @@ class Embedding(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
     def look_up(self, tokens: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
-        """Returns E[token]."""
+        """Returns the rows of the table for the tokens, E[token]."""
         if self.vocabulary is None:
             return F.embedding(tokens, self.weight)
         rows, here = self.vocabulary.here(tokens)
@@ -115,8 +115,8 @@ class Embedding(nn.Module):
             self.vocabulary = owner.vocabulary(self.vocab_size)
 
     def _check_segments(self, given: Tensor, shape: torch.Size) -> None:
-        """Raises RequestError unless `given` has the tokens' shape, and only segments that the model knows: without an
-        embedding of segments, 0."""
+        """Raises RequestError unless the segments `given` have the shape of the tokens and are segments of the model:
+        in a model without an embedding of segments, all 0."""
         if given.shape != shape:
             raise RequestError(
                 f"segments has the shape {tuple(given.shape)} and the tokens {tuple(shape)}; say of each token which "
@@ -136,8 +136,9 @@ class Embedding(nn.Module):
             )  # fmt: skip
 
     def places(self, tokens: Tensor) -> Tensor:
-        """Returns a tensor (b, s) with an element for each vector of the result: the tokens, or for images and vectors
-        an empty tensor. Raises RequestError for an input that the model cannot read."""
+        """Returns a tensor (b, s) with one element for each vector that the embedding makes of the input: the token ids
+        themselves; for images and vectors an uninitialised tensor. Raises RequestError for an input that the model
+        cannot read."""
         if self.vectors is not None:
             self.vectors.check(tokens)
             return torch.empty(tokens.shape[:2], device=tokens.device)
@@ -152,8 +153,8 @@ class Embedding(nn.Module):
         return tokens
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the table, or the projection of patches or vectors, by the name of the site it makes; empty if
-        tied."""
+        """Returns {"embed": matrix}: the table, or the projection of patches or vectors; empty if the table is another
+        embedding's."""
         if self.tied:
             return {}
         own = self.reader
@@ -175,7 +176,7 @@ class Embedding(nn.Module):
         return self.weight if self.patches is None else self.patches.first.weight
 
     def _own(self, table: Embedding | None) -> Embedding:
-        """Returns the embedding that holds the table."""
+        """Returns the embedding that holds the table: this one, or `table` if this one is tied."""
         if not self.tied:
             return self
         if table is None:
@@ -184,7 +185,7 @@ class Embedding(nn.Module):
 
     @property
     def limit(self) -> int | None:
-        """First position that cannot be represented; None without a limit."""
+        """First position that the position encoding cannot represent; None without a limit."""
         return None if self.position is None else self.position.limit
 
     def unembed(self, x: Float[Tensor, "... d"], bias: Tensor | None = None) -> Float[Tensor, "... v"]:
@@ -207,7 +208,7 @@ class Embedding(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens in the table; 1 for a model without a table."""
+        """Number of rows in the table, one for each token; 1 for a model without a table."""
         if self.vocabulary is not None:
             return self.vocabulary.size
         return self.weight.shape[0] if self.reader is None else 1
@@ -227,7 +228,7 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
     tied: bool = False
     """True if an encoder shares the table of the model around it."""
     segments: int | None = Field(None, gt=0, le=1 << 16)
-    """Number of kinds of text in a sequence, each with a separate vector; None without segments."""
+    """Number of kinds of text in a sequence, each with a separate trained vector; None for a model without segments."""
     patches: PatchesConfig | None = None
     """Embedding of images; None if the model does not read images."""
     vectors: VectorsConfig | None = None
@@ -243,13 +244,13 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
 
     @property
     def reads(self) -> Literal["tokens", "images", "vectors"]:
-        """Kind of the model's input."""
+        """Kind of input that the model reads."""
         if self.vectors is not None:
             return "vectors"
         return "tokens" if self.patches is None else "images"
 
     def limit(self, ctx: BuildContext) -> int | None:
-        """Returns the first position that cannot be represented, or None."""
+        """Returns the first position that the position encoding cannot represent; None without a limit."""
         return None if self.position is None else self.position.limit(ctx)
 
     def build(self, ctx: BuildContext) -> Embedding:
@@ -269,7 +270,8 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
         return self.replace(scale=self.scale or 1.0, position=position, dropout=0.0)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost: a row is read and written per token, and in training its gradient."""
+        """Returns the cost of the embedding: for each token a row is read and written, and in training the row's
+        gradient."""
         rows = shape.tokens * ctx.d_model * shape.dtype.itemsize
         masks = shape.keeps_mask(ctx.d_model, shape.dtype) if self.dropout else 0
         moved = (4 if shape.phase == "train" else 2) * rows

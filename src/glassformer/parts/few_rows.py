@@ -31,24 +31,26 @@ from glassformer.machine import native
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 GROUP = 32
-"""Values of a row that share a step, and a scale and a middle."""
+"""Number of values of a row that share a step; in 4 bits also a scale s and a middle z."""
 ROWS = 16
-"""Rows of a 4-bit matrix in one block."""
+"""Number of rows in one block of a packed 4-bit matrix."""
 MOST = 127 * 256
-"""Largest q: its upper 8 bits are -127..127."""
+"""Largest absolute value of q, the 16-bit integers; the upper 8 bits of q are then -127..127."""
 LEAST = 2.0**-80
-"""Groups of smaller values are rounded as if this were the largest."""
+"""Lower bound on the largest absolute value of a group, so that the step of a group of zeros is not 0."""
 
 SCHEMA = "(Tensor x, Tensor packed, Tensor scales) -> Tensor"
-"""Types of the operators, written out because torch cannot read them off functions whose shapes are checked."""
+"""Signature of the operators in torch's notation, written out because torch cannot read it off functions whose shapes
+are checked."""
 
 Call = Callable[[int, int, int, int, int, int, int], None]
-"""Addresses of x, packed, scales and y; n, i and o."""
+"""C++ function of (address of x, of packed, of scales, of y, n, i, o), which writes y."""
 
 
 @cache
 def kernel() -> str:
-    """Returns the name of the kernel for which `few_rows.cpp` is compiled here; empty if torch's products serve."""
+    """Returns the name of the instruction set for which `few_rows.cpp` is compiled on this machine; empty if it cannot
+    be compiled or is wrong here, so that torch's products compute instead."""
     name = native.kernel()
     if name == native.NONE:
         return ""
@@ -75,7 +77,8 @@ def _calls(name: str) -> dict[int, Call]:
 
 
 def _right(bits: int, call: Call) -> bool:
-    """Returns True if a small product is near its definition."""
+    """Returns True if the C++ function for matrices of `bits` bits computes a small random product as its definition
+    does, within rounding."""
     draw = torch.Generator().manual_seed(bits)
     x = torch.randn(3, 2 * GROUP, generator=draw).bfloat16()
     if bits == 4:
@@ -101,7 +104,8 @@ def _called(call: Call, x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 
 
 def product(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """Returns y (n, o) bf16 of x (n, i) bf16, where i is whole groups; o is whole blocks of 16 rows in 4 bits."""
+    """Returns y (n, o) bf16, the product of x (n, i) bf16 with a packed matrix of 4 or 8 bits. i must be a multiple of
+    `GROUP`, and in 4 bits o a multiple of `ROWS`."""
     bits = 8 if packed.ndim == 2 else 4
     if torch.compiler.is_compiling() or not kernel():
         op: Any = few_rows_of_4_bits if bits == 4 else few_rows_of_8_bits
@@ -110,7 +114,8 @@ def product(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (n, i) -> q (n, groups, 32) whole numbers in fp64, step (n, groups, 1): x ~ step q."""
+    """Returns (q, step): x (n, i) rounded group by group to integers q (n, groups, 32) in fp64, with the step of each
+    group (n, groups, 1), so that x is near step q."""
     groups = x.double().unflatten(-1, (-1, GROUP))
     step = groups.abs().amax(-1, keepdim=True).clamp(min=LEAST) / MOST
     return (groups / step).round(), step
@@ -118,7 +123,8 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @library.custom_op("glassformer::few_rows_of_8_bits", mutates_args=(), schema=SCHEMA)
 def few_rows_of_8_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """x (n, i) bf16, packed (o, i), scales (o,) -> y (n, o) bf16."""
+    """Operator: returns y (n, o) bf16, the product of x (n, i) bf16 with an 8-bit matrix: packed (o, i), scales
+    (o,)."""
     q, step = rounded(x)
     w = packed.double().view(len(packed), -1, GROUP)
     return (torch.einsum("ogk,ngk->ngo", w, q * step).sum(1) * scales.double()).bfloat16()
@@ -126,7 +132,8 @@ def few_rows_of_8_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 
 @library.custom_op("glassformer::few_rows_of_4_bits", mutates_args=(), schema=SCHEMA)
 def few_rows_of_4_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """x (n, i) bf16, packed and scales in blocks -> y (n, o) bf16."""
+    """Operator: returns y (n, o) bf16, the product of x (n, i) bf16 with a 4-bit matrix: packed and scales in blocks as
+    the module's text shows them."""
     q, step = rounded(x)
     w = codes(packed, torch.float64).view(_rows(packed), -1, GROUP)
     s, z = (part.flatten(0, 1) for part in scales.double().transpose(1, 2).unbind(-1))
@@ -135,7 +142,7 @@ def few_rows_of_4_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 
 
 DEFINITIONS: dict[int, Callable[[Tensor, Tensor, Tensor], Tensor]] = {4: few_rows_of_4_bits, 8: few_rows_of_8_bits}
-"""Definitions in fp64, by bits; a compiled step calls the C++ instead."""
+"""Number of bits -> the operator, whose definition computes in fp64; a compiled step calls the C++ instead."""
 
 
 def _shape(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
@@ -147,19 +154,20 @@ few_rows_of_8_bits.register_fake(_shape)
 
 
 def blocks(q: Tensor) -> Tensor:
-    """q (o, i) in 0..15, whole blocks of rows and groups of columns -> packed."""
+    """Returns the packed 4-bit matrix of integers q (o, i) in 0..15; o must be a multiple of `ROWS`, i of 8."""
     low, high = q.view(-1, ROWS, q.shape[1] // 8, 2, 4).transpose(1, 2).unbind(3)
     return (low | high << 4).to(torch.uint8).contiguous()
 
 
 def codes(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """packed -> (o, i): the numbers less 8."""
+    """Returns the integers of a packed 4-bit matrix, less 8, as (o, i) in `dtype`: -8..7."""
     both = torch.stack((packed & 15, packed >> 4), 3).transpose(1, 2)
     return both.reshape(_rows(packed), -1).view(torch.int8).sub(8).to(dtype)
 
 
 def shims() -> dict[Any, list[str]]:
-    """Returns the C++ that Inductor is to call for these operations: it writes `extern ...;` for each text."""
+    """Returns {operator: C++ source} with the code that Inductor calls for these operators in compiled steps; Inductor
+    writes `extern ...;` for each text."""
     ops, source = torch.ops.glassformer, SOURCE.read_text(encoding="utf-8")
     how = f"#define WITH_VNNI {int(kernel() == 'avxvnni')}\n#define WITH_512 {int(kernel() == 'avx512vnni')}"
     said = f"#define IN_A_STEP\n{how}\n{source}"

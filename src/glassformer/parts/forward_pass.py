@@ -17,13 +17,13 @@ from glassformer.parts.visibility import Borders, SameDocument, Visibility
 
 class Memory(NamedTuple):
     """Another sequence that layers attend to: x (b, t, m), and the document ids (b, t) of its tokens, 0 for padding;
-    None if no token is padding."""
+    ids None if no token is padding."""
 
     x: Float[Tensor, "b t m"]
     documents: Int[Tensor, "b t"] | None = None
 
     def row(self, i: int) -> Memory:
-        """Returns the memory of only row i."""
+        """Returns a memory that holds only row i of the batch."""
         return Memory(self.x[i : i + 1], None if self.documents is None else self.documents[i : i + 1])
 
 
@@ -71,12 +71,14 @@ class Pass:
 
     @classmethod
     def of(cls, x: Tensor) -> Pass:
-        """Returns a pass of x (b, s, d) at positions 0 .. s-1."""
+        """Returns the pass of an input x (b, s, d) without earlier tokens, at positions 0 .. s-1, each row one
+        document."""
         return cls(0, x.shape[1], x.device)
 
     @property
     def slots(self) -> Tensor:
-        """Index of each token in its row, (s,); (b, s) with `rows`."""
+        """Index of each new token in its row, counted from the row's start: (s,); (b, s) if rows have read different
+        numbers of tokens."""
 
         def make() -> Tensor:
             if self.rows is None:
@@ -87,7 +89,7 @@ class Pass:
 
     @property
     def age(self) -> Tensor:
-        """Distance of each token from the start of its document, (1, s) or (b, s)."""
+        """Distance of each new token from the start of its document, (1, s) or (b, s)."""
 
         def make() -> Tensor:
             if self.documents is None:
@@ -98,13 +100,14 @@ class Pass:
 
     @property
     def begins(self) -> Tensor | None:
-        """True at the first token of each document, (1, s) or (b, s); None if each row is one document."""
+        """Mask of the new tokens, True at the first one of each document, (1, s) or (b, s); None if each row is one
+        document."""
         return None if self.documents is None else self.age == 0
 
     @property
     def real(self) -> Tensor | None:
-        """Mask (b, s) of tokens that are not padding: those outside document 0; without documents, those up to the last
-        target of a row that counts; None if neither is known."""
+        """Mask (b, s) of new tokens that are not padding: with documents, those outside document 0; with targets, those
+        up to the last target of their row that counts; None without either."""
 
         def make() -> Tensor | None:
             if self.documents is not None:
@@ -115,13 +118,14 @@ class Pass:
 
     @property
     def borders(self) -> Borders:
-        """Borders of the documents."""
+        """Borders of the documents of this pass, which must have documents."""
         assert self.documents is not None
         documents = self.documents
         return self.once("borders", lambda: Borders(documents))
 
     def seen(self, visibility: Visibility) -> Visibility:
-        """Returns the visibility for this pass, with its documents separated."""
+        """Returns the visibility as it applies in this pass: to a continued state, with the pass's global tokens, its
+        length, and its documents separated."""
         if self.start or self.rows is not None:
             visibility = visibility.going_on
         if (tokens := self.global_tokens) is not None:
@@ -135,7 +139,7 @@ class Pass:
         return None if k_idx is None else (self.slots, k_idx)
 
     def need_memory(self) -> Memory:
-        """Returns the memory. Raises RequestError without one."""
+        """Returns the memory of this pass. Raises RequestError for a pass without one."""
         if self.memory is None:
             raise RequestError(
                 "this model reads another sequence in addition to its own: give a source, memory=Memory(x), or a "
@@ -151,11 +155,11 @@ class Pass:
         return self._made[key]
 
     def share(self, key: Hashable, value: Any) -> None:
-        """Passes a value of this layer to later layers, such as keys and values that they reuse."""
+        """Passes a value of the present layer to later layers under `key`, such as keys and values that they reuse."""
         self._shared[key] = value
 
     def shared(self, key: Hashable) -> Any:
-        """Returns the value that an earlier layer has shared. Raises RequestError without one."""
+        """Returns the value that an earlier layer has shared under `key`. Raises RequestError if no layer has."""
         if key not in self._shared:
             given = ", ".join(map(str, self._shared)) or "nothing"
             raise RequestError(
@@ -166,24 +170,24 @@ class Pass:
 
 
 LossOf = Callable[[Tensor, Tensor, str], Tensor]
-"""Function of (x, targets, reduction); returns the loss."""
+"""Function of (x, targets, reduction); returns the loss of the head."""
 
 
 class Along(Protocol):
     """Division of the tokens of each sequence among several processes, from the first layer to the loss."""
 
     def begin(self, x: Tensor, pass_: Pass, layers: int) -> tuple[Tensor, Pass, Sequence[Any]]:
-        """Returns, from all tokens x (b, s, d): this process' tokens (b, s', d), their pass, and a state for each
-        layer."""
+        """Returns what this process computes of the tokens x (b, s, d): its tokens (b, s', d), their pass, and a state
+        for each of the `layers` layers."""
 
     def loss(self, loss_of: LossOf, x: Tensor, targets: Tensor, reduction: str, added: Sequence[Tensor]) -> Tensor:
-        """Returns the loss of all tokens, from this process' x (b, s', d), all targets (b, s), and the losses added by
-        parts."""
+        """Returns the loss over the tokens of all processes, from x (b, s', d) of this process, the targets (b, s) of
+        all tokens, and the auxiliary losses `added` of the parts."""
 
     def join(self, y: Tensor) -> Tensor:
-        """Returns (b, s, v) from (b, s', v) of each process."""
+        """Returns the outputs (b, s, v) of all tokens, from those of this process' tokens, y (b, s', v)."""
 
 
 def position_in_document(documents: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
-    """Returns each token's distance from the start of its run of equal ids."""
+    """Returns, for each token, its distance from the first token of its document, a run of equal ids: (b, t)."""
     return torch.arange(documents.shape[1], device=documents.device) - Borders(documents).begins

@@ -18,19 +18,21 @@ BLOCK = 64
 
 
 class Groups(NamedTuple):
-    """Groups of sorted rows: `of` (r,), the group of each row, and `ends` (n,) int32, the end of each group."""
+    """Groups of rows that are sorted by group: `of` (r,), the group of each row, and `ends` (n,) int32, the index after
+    the last row of each group."""
 
     of: Int[Tensor, " r"]
     ends: Int[Tensor, " n"]
 
     @classmethod
     def sorted(cls, of: Int[Tensor, " r"], count: int) -> Groups:
-        """Returns the groups of `of`, which must ascend."""
+        """Returns the `count` groups of rows whose group indices `of` (r,) ascend."""
         every = torch.arange(count, device=of.device)
         return cls(of, torch.searchsorted(of, every, right=True, out_int32=True))
 
     def in_blocks(self, size: int) -> tuple[Groups, Int[Tensor, " r"]]:
-        """Returns the groups padded to whole blocks of `size` rows, and the place of each row in them."""
+        """Returns the groups with each padded to whole blocks of `size` rows, and the index (r,) of each old row among
+        the padded rows."""
         rows = torch.diff(self.ends, prepend=self.ends.new_zeros(1))
         filled = (rows + size - 1) // size * size
         ends = filled.cumsum(0)
@@ -41,20 +43,21 @@ class Groups(NamedTuple):
 
 
 def wants_blocks(x: Tensor, rows: int, groups: int) -> bool:
-    """Returns True if matmuls of `rows` rows should be in whole blocks: oneDNN, which computes them in 16 bits on a
-    CPU, compiles a program for every number of rows, and keeps a thousand of them."""
+    """Returns True if a grouped matmul of `rows` rows should pad its groups to whole blocks: for many rows of 16 bits
+    on a CPU, because oneDNN compiles a program for every number of rows and keeps a thousand of them."""
     half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
     return half and rows > groups * BLOCK and not shapes_alone(x)
 
 
 def shapes_alone(x: Tensor) -> bool:
-    """Returns True if sizes that depend on data are unknown: while a compiler traces, and for tensors without data."""
+    """Returns True if only the shape of x is known, not its values: while a compiler traces, and for a tensor without
+    data. Sizes that depend on data are then unknown."""
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor) or x.is_meta
 
 
 def filled_rows(dtype: torch.dtype, device: str, rows: int, groups: int) -> int:
-    """Returns the rows that are computed for `rows` rows in `groups` groups, with padding by half a block on
-    average."""
+    """Returns the number of rows that a grouped matmul computes for `rows` rows in `groups` groups, padding included:
+    half a block per group on average."""
     half = dtype in (torch.bfloat16, torch.float16) and device == "cpu"
     return rows + groups * (BLOCK - 1) // 2 if half and rows > groups * BLOCK else rows
 
@@ -69,13 +72,13 @@ def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], gro
 
 
 def naive_grouped_product(x: Tensor, weight: Tensor, groups: Groups) -> Tensor:
-    """Computes the definition: a matrix for every row."""
+    """Returns y_r = W_j x_r, j = groups.of[r], by its definition: a separate matrix for every row."""
     return torch.einsum("ri,roi->ro", x, weight[groups.of])
 
 
 def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Computes the product by `F.grouped_mm`, which needs rows of whole 16 bytes and no fp64; otherwise a matmul per
-    group."""
+    """Returns the grouped matmul of sorted rows x (r, i), whose groups end at `ends`, with weight (n, o, i). Computed
+    by `F.grouped_mm`, which needs rows of whole 16 bytes and no fp64; otherwise a matmul per group."""
     whole = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
     if whole and x.dtype != torch.float64 and x.device.type != "mps":
         return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
@@ -103,7 +106,7 @@ def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     "glassformer::grouped_outer", mutates_args=(), schema="(Tensor grad, Tensor x, Tensor ends) -> Tensor"
 )
 def _outer(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    """Returns the gradient of the matrices, (n, o, i)."""
+    """Returns the gradient (n, o, i) of the matrices of a grouped matmul, from the gradient of its result and x."""
     made = grad.new_empty(len(ends), grad.shape[1], x.shape[1])
     for one, (first, last) in zip(made, pairwise([0, *ends.tolist()]), strict=True):
         torch.mm(grad[first:last].t(), x[first:last], out=one)

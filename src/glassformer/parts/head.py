@@ -42,7 +42,7 @@ def pool(x: Float[Tensor, "b s d"], how: Pool, documents: Int[Tensor, "b s"] | N
 
 
 class Transform(nn.Module):
-    """Transform of BERT's heads: y = norm(phi(x W + b)) of hidden states, before the matrix of the logits; x, y (...,
+    """Transform of BERT's heads: y = norm(phi(x W + b)) of hidden states x, before the matrix of the logits; x, y (...,
     d)."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Transform(nn.Module):
 
 
 class TransformConfig(Value):
-    """Config of `Transform`."""
+    """Config of `Transform`, the layer of BERT's heads before the logits."""
 
     activation: Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"] = "gelu"
     bias: bool = True
@@ -100,7 +100,7 @@ class Head(nn.Module):
     shards: ClassVar[Shards] = {"weight": (Shard("vocab"),), "bias": (Shard("vocab"),)}
     offset: Tensor | None
     vocabulary: Vocabulary | None = None
-    """Share of the tokens, or classes, whose rows are on this rank (`parts/core/owner.py`); None for all."""
+    """This rank's share of the tokens, or classes, whose rows of W it has (`parts/core/owner.py`); None for all."""
 
     def __init__(
         self,
@@ -139,9 +139,10 @@ class Head(nn.Module):
         reduction: str = "mean",
         documents: Int[Tensor, "b s"] | None = None,
     ) -> Tensor:
-        """Returns logits (b, s, v), or with `targets` their cross-entropy in nats, without keeping the logits: the mean
-        over targets that are not -100; `reduction="none"` gives (b, s) losses. A tied head needs the `embedding`. For
-        pooled texts logits are (b, c) and targets (b,); `documents` gives the tokens of each text."""
+        """Returns the logits (b, s, v); with `targets`, their cross-entropy in nats, without keeping the logits: the
+        mean over targets that are not -100, or with `reduction="none"` losses (b, s). A tied head needs the
+        `embedding`. For pooled texts logits are (b, c) and targets (b,); `documents` gives the tokens of each text. A
+        head of vectors returns them."""
         if self.pool is not None:
             x = pool(x, self.pool, documents)
         if self.transform is not None:
@@ -163,7 +164,7 @@ class Head(nn.Module):
         return logits if self.vocabulary is None else self.vocabulary.gather(logits)
 
     def _entered(self, x: Tensor) -> Tensor:
-        """Returns the operand of the matrix, equal on every owner."""
+        """Returns x, scaled, as the operand of the matmul with W, equal on every owner."""
         x = self.scaled(x)
         return x if self.vocabulary is None else self.vocabulary.enter(x)
 
@@ -177,7 +178,7 @@ class Head(nn.Module):
     def _loss(self, x: Tensor, embedding: Embedding | None, targets: Tensor, reduction: str) -> Tensor:
         if self.vector:
             raise RequestError(
-                "this model's head gives vectors, of which there is no loss; use a head of tokens or of classes",
+                "this model's head gives vectors, for which no loss is defined; use a head of tokens or of classes",
                 code="conflict", field="head.vector", value=True, expected="False",
             )  # fmt: skip
         if self.packed is not None:
@@ -195,7 +196,7 @@ class Head(nn.Module):
 
     @property
     def _added(self) -> Tensor | None:
-        """Constant and bias added to the logits, (v,), or None."""
+        """Sum of the untrained offset and the bias of the logits, (v,); None if the head has neither."""
         if self.offset is None:
             return self.bias
         offset = self.offset[0]
@@ -207,7 +208,8 @@ class Head(nn.Module):
         return weight if self.reparam is None else self.reparam(weight)
 
     def applied(self, embedding: Embedding | None = None) -> Tensor:
-        """Returns W (v, d): made from `weight`, or the table of the tied embedding."""
+        """Returns the effective matrix W (v, d): computed from `weight`, or for a tied head the table of the
+        embedding."""
         if self.weight is None:
             return _given(embedding).applied()
         return self.weight if self.reparam is None else self.reparam.applied(self.weight)
@@ -216,7 +218,8 @@ class Head(nn.Module):
         return x if self.scale == 1.0 else x * self.scale
 
     def pack(self, packed: Callable[[Tensor, Tensor | None, tuple[int, ...]], nn.Module], embedding: Embedding) -> None:
-        """Computes logits by a quantised copy of the matrix from now on (`parts/quantized.py`)."""
+        """Replaces the matmul of this head by one with a quantised copy of W, which `packed` makes
+        (`parts/quantized.py`)."""
         if self.vector:
             return
         weight = self.applied(embedding)
@@ -226,7 +229,7 @@ class Head(nn.Module):
     def loss_of(
         self, logits: Float[Tensor, "b ... v"], targets: Int[Tensor, "b ..."], reduction: str = "mean"
     ) -> Tensor:
-        """Returns the cross-entropy of given logits."""
+        """Returns the cross-entropy in nats of logits that are already computed."""
         return cross_entropy(logits, targets, reduction, **self._in_training)
 
     @property
@@ -281,10 +284,10 @@ class HeadConfig(
     bias: bool = False
     softcap: float | None = Field(None, gt=0)
     scale: float | None = Field(None, gt=0)
-    """Factor on logits; None for 1. Under muP, times base width / width."""
+    """Factor on logits; None for 1. Under muP it is multiplied by base width / width."""
     z_loss: float = Field(0.0, ge=0)
     smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of a training target that is spread over all tokens."""
+    """Share of each training target that is spread evenly over all tokens."""
     offset: bool = False
     """True if the logits have an untrained offset, loaded from a checkpoint."""
 
@@ -294,9 +297,9 @@ class HeadConfig(
     """Pooling to one vector for each text: that of the first token, the mean, or that of the last; None for one per
     token."""
     classes: int | None = Field(None, gt=0, le=1 << 20)
-    """Rows of W; None for one for each token of the vocabulary."""
+    """Number of rows of W; None for one for each token of the vocabulary."""
     labels: tuple[str, ...] | None = None
-    """Names of the classes, one for each row of W; None if they have none."""
+    """Names of the classes, one for each row of W; None for classes without names."""
     vector: bool = False
     """True if W is absent, and the model's outputs are the vectors themselves."""
     normalize: bool = False
@@ -356,8 +359,8 @@ class HeadConfig(
         return (self.scale or 1.0) * (ctx.mup.ratio(ctx.d_model) if ctx.mup else 1.0)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost. The loss keeps its gradients by x, W and b, and no logits. A tied W counts with the
-        embedding."""
+        """Returns the cost of the head. The loss keeps its gradients by x, W and b, and no logits. A tied W counts with
+        the embedding."""
         d, v = ctx.d_model, self.classes or ctx.vocab_size
         if self.pool is not None:
             shape = replace(shape, s=1)

@@ -36,7 +36,7 @@ class Linear(nn.Module):
     packable = True
     """True if the weight may be quantised (`parts/quantized.py`)."""
     leave: Seam | None = None
-    """Function that joins the results of several owners, before the bias (`parts/core/owner.py`); None for one
+    """Function that joins the results of several owners, before the bias is added (`parts/core/owner.py`); None for one
     owner."""
     in_half = True
     """True if autocast rounds the weight before the matmul, in every pass."""
@@ -70,12 +70,12 @@ class Linear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def applied(self) -> Tensor:
-        """Returns the effective matrix (o, i): W, or its reparametrisation."""
+        """Returns the effective matrix (o, i) of this layer: W, or its reparametrisation."""
         return self.weight if self.reparam is None else self.reparam.applied(self.weight)
 
     @property
     def operand(self) -> Tensor | None:
-        """W if it can be used in a matmul directly; None if it is computed, or unpacked, at every call."""
+        """W, if a matmul can use it directly; None if it is computed or unpacked at every call."""
         return self.weight if self.reparam is None else None
 
     @property
@@ -83,7 +83,7 @@ class Linear(nn.Module):
         return {"weight": self.cuts, "bias": self.cuts}
 
     def take_share(self, owner: Owner) -> None:
-        """Updates the sizes after the matrix was cut."""
+        """Updates the sizes of this layer to those of the owner's share, after the matrix was cut."""
         owner.refuse("reparam", self.reparam is not None, "makes a matrix of the whole one")
         columns = [cut.cut == "column" for cut in self.cuts]
         self.outs = tuple(out // owner.of if own else out for out, own in zip(self.outs, columns, strict=True))
@@ -137,7 +137,7 @@ class GroupedLinear(Linear):
 
     @torch.no_grad()
     def keep(self, first: int, last: int) -> None:
-        """Keeps only the layers `first` .. `last`-1."""
+        """Removes all layers but `first` .. `last`-1 from this rank."""
         if self.reparam is not None:
             raise RequestError(
                 "the maps of experts are divided among ranks, and their reparametrisation needs all of them; use ep=1",
@@ -158,13 +158,14 @@ class GroupedLinear(Linear):
 
 
 def linears(module: nn.Module) -> list[Linear]:
-    """Returns every linear layer of a module that all rows pass, without grouped ones."""
+    """Returns all linear layers of a module, except grouped ones, through which only some rows pass."""
     return [one for one in module.modules() if isinstance(one, Linear) and not isinstance(one, GroupedLinear)]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Linear layer inside a parameter: its rows first .. last-1, and the number of heads, if it has heads."""
+    """One linear layer inside a parameter: the parameter's rows first .. last-1, and the number of heads, if these rows
+    are divided into heads."""
 
     parameter: nn.Parameter
     first: int
@@ -172,23 +173,24 @@ class Matrix:
     heads: int | None = None
     linear: Linear | None = None
     pieces: Pieces | None = None
-    """Gathering of shards, if `parameter` is this rank's shard; `first` and `last` are then rows of the whole."""
+    """Gathering of the shards of all ranks, if `parameter` is this rank's shard; `first` and `last` are then rows of
+    the whole. None for a whole parameter."""
 
     @classmethod
     def of(cls, linear: Linear, part: int = 0, heads: int | None = None) -> Matrix:
-        """Returns layer number `part` of a stacked linear."""
+        """Returns layer number `part` of those stacked in a `Linear`."""
         first = sum(linear.outs[:part])
         return cls(linear.weight, first, first + linear.outs[part], heads, linear)
 
     def within(self, values: Tensor) -> Tensor:
-        """Returns the layer's rows of the parameter, its gradient, or any tensor of that shape: (o, i), or (heads,
-        o/heads, i)."""
+        """Returns this layer's rows of `values`: the parameter, its gradient, or any tensor of that shape; as (o, i),
+        or with heads (heads, o/heads, i)."""
         rows = values[self.first : self.last]
         return rows if self.heads is None else rows.unflatten(0, (self.heads, -1))
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements of this layer's matrix."""
         shape = self.parameter.shape if self.pieces is None else self.pieces.shape
         return (self.last - self.first) * math.prod(shape[1:])
 
@@ -198,24 +200,24 @@ class Matrix:
         return None if self.linear is None else self.linear.bias
 
     def applied(self) -> Tensor:
-        """Returns the effective matrix: the layer's rows, or their reparametrisation."""
+        """Returns the effective matrix of this layer: its rows of the parameter, or of their reparametrisation."""
         return self.within(self.parameter if self.linear is None else self.linear.applied())
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Gathering of a parameter that is sharded over several ranks."""
+    """Gathering of a parameter that is divided among several ranks."""
 
     shape: torch.Size
     """Shape of the whole parameter."""
     join: Callable[[Tensor], Tensor]
-    """Function of this rank's shard of the parameter, or of any tensor of its shape; returns the whole. All ranks call
-    it."""
+    """Function of this rank's shard of the parameter, or of any tensor of the shard's shape; returns the whole tensor.
+    All ranks must call it."""
 
 
 def matrices_of(module: nn.Module) -> dict[str, Matrix]:
-    """Returns every parameter of two axes by its name, without `weight`: for parts whose matrices have no other
-    names."""
+    """Returns every parameter of two axes inside a module as a matrix, named by its path without the last step
+    `weight`: for parts whose matrices have no other names."""
     named = ((name.removesuffix(".weight"), weight) for name, weight in module.named_parameters())
     return {name: Matrix(weight, 0, len(weight)) for name, weight in named if weight.dim() == 2}
 

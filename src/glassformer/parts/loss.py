@@ -28,9 +28,9 @@ _LEAST_ROWS = 512  # with fewer, adding up the weight's gradient costs more than
 
 
 def rows_with_targets(targets: Tensor) -> Tensor | None:
-    """Returns the sorted indices (n,) among the b s tokens of those whose targets are not -100, padded to a multiple of
-    128 by others: for a text with hidden tokens, everything after the last mixer need be computed only for them. At
-    least one chunk. None if that is all tokens, and if their number is not known in advance: to a compiler, and on
+    """Returns the indices (n,), ascending among the b s tokens, of those whose target is not -100: for a text with
+    hidden tokens, everything after the last mixer needs to be computed only for them. Other tokens pad n to a multiple
+    of 128, at least 128. None if that is all tokens, or if the number is not known in advance: to a compiler, and on
     other devices than CPUs."""
     if type(targets) is not Tensor or not at_hand(targets):
         return None
@@ -52,7 +52,8 @@ def naive_linear_cross_entropy(
     smoothing: float = 0.0,
     vocabulary: Vocabulary | None = None,
 ) -> Tensor:
-    """Computes the definition: x (N, d), weight (v, d), targets (N,), bias (v,) -> nats; keeps (N, v) in fp32."""
+    """Returns the cross-entropy in nats of logits softcap(x W^T + b) by its definition: x (N, d), weight W (v, d),
+    targets (N,), bias (v,). Keeps all logits (N, v) in fp32. With `reduction="none"`, losses (N,)."""
     logits = wide(F.linear(x, weight, bias))
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
@@ -64,7 +65,8 @@ def naive_linear_cross_entropy(
 def _of_owned(
     logits: Tensor, targets: Tensor, reduction: str, z_loss: float, smoothing: float, vocabulary: Vocabulary
 ) -> Tensor:
-    """Computes `_of_logits` from the logits (N, last - first) of one owner."""
+    """Returns the cross-entropy over the tokens of all owners, from the logits (N, last - first) of this owner's
+    tokens."""
     counted = targets != IGNORED
     place, here = vocabulary.here(targets.where(counted, -1))
     log_z = vocabulary.log_z(logits)[:, 0]
@@ -78,14 +80,15 @@ def _of_owned(
 
 
 def _mean(total: Tensor, count: Tensor) -> Tensor:
-    """Returns total / count; without any target NaN, like torch's cross-entropy, with a gradient of 0."""
+    """Returns total / count; for a count of 0 it is NaN, like torch's cross-entropy, with a gradient of 0."""
     return (total / count.clamp(min=1)).where(count > 0, torch.nan)
 
 
 def cross_entropy(
     logits: Tensor, targets: Tensor, reduction: str = "mean", z_loss: float = 0.0, smoothing: float = 0.0
 ) -> Tensor:
-    """Returns the cross-entropy in nats of logits (b, s, v) and targets (b, s). `reduction="none"` gives (b, s)."""
+    """Returns the cross-entropy in nats of logits (b, s, v) and targets (b, s): the mean over targets that are not
+    -100, or with `reduction="none"` losses (b, s)."""
     loss = _of_logits(wide(logits).flatten(0, -2), targets.flatten(), reduction, z_loss, smoothing)
     return loss if reduction == "mean" else loss.view_as(targets)
 
@@ -110,7 +113,7 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     vocabulary: Vocabulary | None = None,
 ) -> Tensor:
-    """Computes `naive_linear_cross_entropy`; holds the logits of a few rows at a time.
+    """Returns the loss of `naive_linear_cross_entropy`, with the logits of only a few rows in memory at a time.
 
     With `reduction="mean"` the gradients are computed together with the loss, chunk by chunk. `reduction="none"`
     returns (N,) losses, zero for ignored targets."""
@@ -125,7 +128,7 @@ def linear_cross_entropy(
 
 
 def _chunk(weight: Tensor, vocabulary: Vocabulary | None) -> int:
-    """Returns the rows of a chunk, equal for every owner."""
+    """Returns the number of rows of x whose logits are in memory at a time, equal for every owner."""
     tokens = weight.shape[0] if vocabulary is None else vocabulary.size
     return max(_LEAST_ROWS, _VALUES_PER_CHUNK // tokens)
 

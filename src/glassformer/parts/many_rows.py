@@ -26,12 +26,13 @@ from glassformer.parts.precision import slow_in_bf16, traced
 
 SOURCE = few_rows.SOURCE.with_name("many_rows.cpp")
 FROM = 17
-"""Least number of rows of a product here. Fewer take torch's, which reads the matrix as it is."""
+"""Least number of rows for which this product is used; fewer rows take torch's, which reads the matrix as it is
+stored."""
 
 
 @cache
 def _call() -> Any:
-    """Returns the C++, or None without a kernel or a compiler."""
+    """Returns the compiled C++ function; None if the machine has no suitable instructions or no compiler."""
     name = few_rows.kernel()
     if not name:
         return None
@@ -45,13 +46,13 @@ def _call() -> Any:
 
 
 def serves(device: str) -> bool:
-    """Returns True on a processor that is slow in bf16 and for which the C++ is built; False while a compiler
-    traces."""
+    """Returns True on a CPU that is slow in bf16 and for which the C++ is compiled; False while a compiler traces."""
     return device == "cpu" and not traced() and slow_in_bf16(device) and _call() is not None
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """Returns y (n, o) of x (n, i) and W (o, i), all bf16. Raises MemoryError."""
+    """Returns y (n, o), the product of x (n, i) with W (o, i), all bf16. Raises MemoryError if the C++ cannot allocate
+    its working memory."""
     x, weight = x.contiguous(), weight.contiguous()
     y = x.new_empty(len(x), len(weight))
     if _call()(x.data_ptr(), weight.data_ptr(), y.data_ptr(), *x.shape, len(weight)):
@@ -60,8 +61,8 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """Returns x W^T + b for x (..., i), W (o, i) in bf16 if the C++ serves; None if torch's product does: other dtypes,
-    few rows, gradients."""
+    """Returns x W^T + b for x (..., i) and W (o, i) in bf16, computed by the C++; None if torch's product should
+    compute it: for other dtypes, few rows, or with gradients."""
     if traced() or torch.is_grad_enabled() or not x.dtype == weight.dtype == torch.bfloat16:
         return None
     if x.numel() < FROM * x.shape[-1] or not serves(x.device.type):
@@ -71,5 +72,5 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | No
 
 
 def definition(x: Tensor, weight: Tensor) -> Tensor:
-    """x (n, i), W (o, i) -> y (n, o) bf16, with sums in fp64."""
+    """Returns y (n, o) bf16, the product of x (n, i) with W (o, i), by its definition with sums in fp64."""
     return (x.double() @ weight.double().T).bfloat16()

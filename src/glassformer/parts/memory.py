@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 LEAST_MAPPED = 1 << 20
-"""Minimum bytes of a tensor that is a separate mapping of pages."""
+"""Least number of bytes of a tensor that is a separate mapping of pages."""
 
 
 def unused(shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
-    """Returns zeros whose memory is allocated as it is written: on a CPU, pages of the system.
+    """Returns a tensor of zeros whose memory a CPU allocates page by page as it is written.
 
-    Small tensors, and those of other devices, are allocated at once."""
+    Small tensors, and those on other devices, are allocated at once."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LEAST_MAPPED or torch.device(device or "cpu").type != "cpu" or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(*shape, dtype=dtype, device=device)

@@ -40,11 +40,11 @@ class Mup(Value):
         return math.sqrt(self.base_head_dim or self.base_width / 4) / head_dim
 
     def rates(self, d_model: int) -> dict[Role, float]:
-        """Returns learning rates by role, relative to the recipe's."""
+        """Returns {role: learning rate} relative to the recipe's, for the roles whose rate changes with the width."""
         return dict.fromkeys(GROWING, self.ratio(d_model))
 
     def rule(self, init: InitConfig, ctx: BuildContext) -> Init:
-        """Returns the initialisation of `init` at the base width, scaled to this width."""
+        """Returns the initialiser that `init` gives at the base width, scaled to the width of this model."""
         base, r = init.build(replace(ctx, d_model=self.base_width)), self.ratio(ctx.d_model)
 
         def std(role: Role, fan_in: float, fan_out: float) -> float:
@@ -58,7 +58,8 @@ class Mup(Value):
 def parameter_groups(
     model: nn.Module, learning_rate: float, weight_decay: float, rates: Mapping[Role, float]
 ) -> list[dict[str, Any]]:
-    """Returns the parameters in groups for an optimizer, as modules declare it: those that decay first.
+    """Returns the parameters of a model in groups for an optimizer, as its modules declare them: first those with
+    weight decay.
 
     A weight whose role has a rate other than 1 learns at that multiple of `learning_rate`, kept as the group's `scale`,
     and decays by `weight_decay` divided by it."""

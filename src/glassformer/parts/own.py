@@ -1,4 +1,4 @@
-"""Names for writing a part, in one place to import from.
+"""Names that a file with a new part needs, in one module to import from.
 
 >>> from glassformer.parts.own import FFN, FFNConfig, Linear, linear_cost
 """

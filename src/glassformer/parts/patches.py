@@ -21,7 +21,7 @@ from glassformer.parts.reparam import MakeReparam
 
 
 class First(nn.Module):
-    """Trained vector before those of an image, weight (1, d), as BERT's [CLS]."""
+    """Trained vector before the vectors of an image's patches, weight (1, d), as BERT's [CLS]."""
 
     roles: tuple[Role, ...] = ("embedding",)
     shards: ClassVar[Shards] = {"weight": (REPLICATED,)}
@@ -37,7 +37,8 @@ class First(nn.Module):
 
 
 class Patches(nn.Module):
-    """x_0 = first, x_i = patch_i W + b: images (b, c, h, w) -> x (b, 1 + n, d). Dosovitskiy et al. 2020, 2010.11929.
+    """Embedding of images: x_0 = first, x_i = patch_i W + b: images (b, c, h, w) -> x (b, 1 + n, d). Dosovitskiy et al.
+    2020, 2010.11929.
 
     An image of size x size pixels is cut into n squares of patch x patch, row by row; the c patch^2 elements of each,
     one channel after the other, are a vector. Remaining pixels at the right and bottom are ignored.
@@ -53,7 +54,7 @@ class Patches(nn.Module):
 
     @property
     def tokens(self) -> int:
-        """Number of vectors of an image, the first one included."""
+        """Number of vectors that an image becomes, the first one included."""
         return 1 + (self.size // self.patch) ** 2
 
     def check(self, images: Tensor) -> None:
@@ -76,12 +77,13 @@ class Patches(nn.Module):
 
 
 class PatchesConfig(Value):
-    """Config of `Patches`. The vocabulary of a model that reads images has no meaning; 1 is usual."""
+    """Config of `Patches`, the embedding of images. The vocabulary of a model that reads images has no meaning; 1 is
+    usual."""
 
     size: int = Field(224, gt=0, le=1 << 16)
-    """Pixels on each side of an image."""
+    """Number of pixels on each side of an image."""
     patch: int = Field(16, gt=0, le=1 << 16)
-    """Pixels on each side of a patch."""
+    """Number of pixels on each side of a patch."""
     channels: int = Field(3, gt=0, le=1 << 10)
 
     @model_validator(mode="after")
@@ -95,13 +97,13 @@ class PatchesConfig(Value):
 
     @property
     def tokens(self) -> int:
-        """Number of vectors of an image, the first one included."""
+        """Number of vectors that an image becomes, the first one included."""
         return 1 + (self.size // self.patch) ** 2
 
     def build(self, ctx: BuildContext) -> Patches:
         return Patches(ctx.d_model, self.size, self.patch, self.channels, ctx.make_reparam)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of a linear layer over the patches, and of the first vector."""
+        """Returns the cost of the embedding: a linear layer over the patches, and the first vector."""
         read = replace(shape, s=max(shape.s - 1, 1))
         return linear_cost(ctx, read, self.channels * self.patch**2, ctx.d_model, bias=True) + Cost.weights(ctx.d_model)

@@ -13,7 +13,8 @@ from torch import Tensor
 from glassformer.machine.device import bf16_gain
 
 SLOW = 0.8
-"""Gain (`bf16_gain`) below which matmuls of many rows in bf16 are computed in fp32."""
+"""Ratio of the speed of bf16 to that of fp32 (`bf16_gain`) below which matmuls of many bf16 rows are computed in
+fp32."""
 
 
 def wide(x: Tensor) -> Tensor:
@@ -22,12 +23,12 @@ def wide(x: Tensor) -> Tensor:
 
 
 def traced() -> bool:
-    """Returns True while a compiler traces."""
+    """Returns True while a compiler of torch traces the code."""
     return torch.compiler.is_compiling()
 
 
 def at_hand(x: Tensor) -> bool:
-    """Returns True if values of x can be read at once: on a CPU, while no compiler traces."""
+    """Returns True if the values of x can be read without waiting: on a CPU, while no compiler traces."""
     return x.device.type == "cpu" and not traced()
 
 
@@ -42,7 +43,7 @@ def exact_device(device: torch.device | str) -> torch.device:
 
 
 def exact(x: Tensor) -> Tensor:
-    """Returns x in fp64, on its `exact_device`."""
+    """Returns x in fp64, moved to the CPU if its device has no fp64."""
     return x.to(exact_device(x.device)).double()
 
 
@@ -65,14 +66,14 @@ WITHOUT_AUTOCAST = {"meta"}
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Returns the dtype of matmuls of x: autocast's, if it is on."""
+    """Returns the dtype in which torch computes matmuls of x: autocast's if it is on, otherwise that of x."""
     kind = x.device.type
     on = kind not in WITHOUT_AUTOCAST and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if on else x.dtype
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Disables autocast for matmuls of x inside the context."""
+    """Returns a context manager in which autocast is off on the device of x."""
     kind = x.device.type
     return nullcontext() if kind in WITHOUT_AUTOCAST else torch.autocast(kind, enabled=False)
 
@@ -81,9 +82,9 @@ LONGEST_ALONE = 1024
 
 
 def as_among_others(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Returns product(x), x (..., i), batch-invariant: a single row gives the same bits as in a batch. oneDNN adds up a
-    single row of more than `LONGEST_ALONE` elements of 16 bits in another order, so it is doubled. Two rows take no
-    longer."""
+    """Returns product(x), for x (..., i), with the same bits for a single row as for that row in a batch. oneDNN adds
+    up a single row of more than `LONGEST_ALONE` elements of 16 bits in another order, so that row is doubled. Two rows
+    take no longer."""
     half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
     if not half or x.shape[-1] <= LONGEST_ALONE or torch.compiler.is_compiling() or x.numel() != x.shape[-1]:
         return product(x)

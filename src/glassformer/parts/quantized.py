@@ -1,14 +1,15 @@
-"""Matrices kept as decoding reads them: it reads every weight for every token, so bytes, and their order, are time.
+"""Quantised linear layers: matrices packed in 16, 8 or 4 bits for decoding, which reads every weight for every token,
+so that its time is that of reading bytes in order.
 
-bf16   w, in the blocks of oneDNN's bf16 products; CPUs alone
+bf16   w, in the blocks of oneDNN's bf16 matmuls; only on CPUs
 int8   w = q s, q in -127..127: a scale for each row (output); torch's `_weight_int8pack_mm`
 int4   w = (q - 8) s + z, q in 0..15: a scale and a middle for each group of 32 values of a row, from the group's
        smallest and largest value, which is the grid of GGUF's Q4_1; torch's `_weight_int4pack_mm`
 
-Weights are rounded to the nearest of these, with s and z in bf16; products run in bf16 and add up in fp32. Of 8 and 4
-bits, a few tokens at a time take the packed product, our own (`few_rows.py`) on processors that it was compiled for,
-else torch's; many (a prompt) unpack the matrix, a piece at a time, and take the ordinary one, unless the processor is
-slow in bf16 and the packed product our own. Nothing trains these.
+Weights are rounded to the nearest of these values, with s and z in bf16; matmuls run in bf16 and add up in fp32. A few
+tokens at a time are multiplied with the packed matrix of 8 or 4 bits: by the C++ of `few_rows.py` on processors for
+which it is compiled, otherwise by torch. For many tokens (a prompt) the matrix is unpacked, a piece at a time, for an
+ordinary matmul, unless the processor is slow in bf16 and has that C++. Packed weights cannot be trained.
 """
 
 from __future__ import annotations
@@ -28,21 +29,24 @@ from glassformer.parts.linear import Linear
 from glassformer.parts.precision import as_among_others, onednn_in_bf16, slow_in_bf16
 
 GROUP = few_rows.GROUP
-"""Rows are filled up to whole groups: torch's products read past the end of others."""
+"""Multiple to which the number of columns is padded, because torch's packed matmuls read past the end of other rows."""
 BLOCK = 64
-"""A 4-bit matrix has whole blocks of rows, the last one filled up: as many as torch lays out together, at most."""
+"""Multiple to which the number of rows of a 4-bit matrix is padded: the most rows that torch lays out together."""
 PIECE = 1 << 19
-"""Values packed at once, by way of fp32, which then stay in the cache; of bf16, four times as many are unpacked."""
+"""Number of values that are packed at once, through fp32, so that they stay in the cache; four times this number is
+unpacked at once."""
 OF_SLOW_BF16 = 64
-"""More rows than these are multiplied in fp32 by a processor that is slow in bf16."""
+"""Largest number of rows that a processor that is slow in bf16 multiplies with a prepacked bf16 matrix; for more rows
+it computes in fp32."""
 OF_OUR_OWN = 64
-"""More rows than these unpack a matrix of 8 or 4 bits where the packed product is our own and bf16 is fast."""
+"""Largest number of rows that are multiplied with a packed matrix of 8 or 4 bits by the C++ of `few_rows.py`; for more
+rows the matrix is unpacked, if bf16 is fast."""
 TINY = 1e-30
 UNTRAINED = "packed weights cannot be trained; load the model without quantize"
 
 
 def no_bf16() -> RequestError:
-    """Returns the refusal of prepacked bfloat16 weights by a device that cannot multiply them."""
+    """Returns the RequestError with which prepacked bf16 weights are refused on a device that cannot multiply them."""
     return RequestError(
         "quantize='bf16' is for CPUs on which torch has oneDNN's products in bf16; leave quantize out",
         code="unsupported", field="quantize", value="bf16",
@@ -50,17 +54,17 @@ def no_bf16() -> RequestError:
 
 
 class QuantizedLinear(Linear):
-    """A `Linear` whose W (o, i) is packed; it takes and returns x's dtype.
+    """Base of linear layers whose W (o, i) is packed; the result has the dtype of x.
 
-    few: up to so many tokens at once the packed product, which has no bf16 units to run on, beats unpacking: on Zen 4
-    the two take the same time at 20 tokens in 8 bits, and at 50 in 4."""
+    `few`: largest number of tokens that are multiplied with the packed matrix instead of an unpacked one. The packed
+    matmul cannot use units for bf16: on Zen 4 the two take the same time at 20 tokens in 8 bits, and at 50 in 4."""
 
     bits: int
     few: int
     own = False
-    """True if the matrix is packed for our own product."""
+    """True if the matrix is packed for the C++ of `few_rows.py`, False for torch."""
     of_head = "int8"
-    """How the head is packed where these are the layers'."""
+    """Default kind of packing of the head in a model whose layers are of this class."""
     packed: Tensor
     scales: Tensor
 
@@ -89,7 +93,7 @@ class QuantizedLinear(Linear):
         return self.product(F.pad(x, (0, self.missing)) if self.missing else x)
 
     def product(self, x: Tensor) -> Tensor:
-        """x (n, whole groups) bf16 -> (n, o) bf16."""
+        """Returns x W^T (n, o) bf16 for x (n, whole groups) bf16, by the packed matmul."""
         raise NotImplementedError
 
     def product_of_many(self, x: Tensor) -> Tensor:
@@ -103,7 +107,7 @@ class QuantizedLinear(Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The values it stands for, fp32."""
+        """Rounded values of W (o, i) that the packed numbers represent, in fp32."""
         return self.unpacked(torch.float32, slice(0, self.rows))
 
     @property
@@ -115,11 +119,11 @@ class QuantizedLinear(Linear):
         return self.packed.nbytes + self.scales.nbytes
 
     def pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """W (o, i) -> packed, scales."""
+        """Returns (packed, scales) for a matrix W (o, i)."""
         raise NotImplementedError
 
     def unpacked(self, dtype: torch.dtype, rows: slice) -> Tensor:
-        """Some rows of W, from a multiple of `BLOCK` on."""
+        """Returns some rows of W, unpacked to `dtype`; the first of them must be a multiple of `BLOCK`."""
         raise NotImplementedError
 
     def train(self, mode: bool = True) -> QuantizedLinear:
@@ -128,7 +132,8 @@ class QuantizedLinear(Linear):
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
-        """A change of dtype is for the bias alone; another kind of device would lay the numbers out in another way."""
+        """Applies a change of dtype only to the bias. Raises RequestError for a move to another type of device, which
+        would need another layout of the packed numbers."""
         before, scales = self.packed.device.type, self.scales
         super()._apply(fn, recurse)
         if (here := self.packed.device.type) != before:
@@ -144,9 +149,10 @@ class QuantizedLinear(Linear):
 
 
 class Bf16Linear(QuantizedLinear):
-    """packed (o, i) bf16, opaque: torch lays it out once, where an ordinary product would do so at every call.
+    """Linear layer whose W (o, i) is prepacked in bf16: `packed` is an opaque tensor that torch lays out once, where an
+    ordinary matmul would do so at every call.
 
-    On Zen 4 a product of one row takes half the time, one of a thousand a twelfth less (docs/log.md)."""
+    On Zen 4 a matmul of one row takes half the time, one of a thousand a twelfth less (docs/log.md)."""
 
     bits, few, of_head = 16, sys.maxsize, "bf16"
 
@@ -182,7 +188,8 @@ class Bf16Linear(QuantizedLinear):
         return self.packed.to_dense()[rows].to(dtype)
 
     def product_of_many(self, x: Tensor) -> Tensor:
-        """By a processor that is slow in bf16: all of it is widened at once, as what is opaque has no pieces."""
+        """Returns x W^T of many rows for a processor that is slow in bf16: all of W is converted to fp32 at once,
+        because an opaque tensor cannot be cut into pieces."""
         return F.linear(x.float(), self.packed.to_dense().float()).to(x.dtype)
 
     def product(self, x: Tensor) -> Tensor:
@@ -199,7 +206,7 @@ class Bf16Linear(QuantizedLinear):
 
 
 class Int8Linear(QuantizedLinear):
-    """packed (o, whole groups) int8, scales (o,)."""
+    """Linear layer whose W (o, i) is packed in 8 bits: packed (o, whole groups) int8, scales (o,)."""
 
     bits, few = 8, 16
 
@@ -229,9 +236,10 @@ class Int8Linear(QuantizedLinear):
 
 
 class Int4Linear(QuantizedLinear):
-    """packed: the numbers as torch lays them out for this device; scales (groups, whole blocks of rows, 2): s and z.
+    """Linear layer whose W (o, i) is packed in 4 bits: `packed`, the numbers as torch lays them out for this device,
+    and scales (groups, whole blocks of rows, 2), s and z.
 
-    For our own product both are in blocks (`few_rows.py`)."""
+    For the C++ of `few_rows.py` both are in the blocks that its text shows."""
 
     bits, few = 4, 48
 
@@ -248,7 +256,7 @@ class Int4Linear(QuantizedLinear):
         scales = weight.new_zeros((i + self.missing) // GROUP, o + more, 2, dtype=torch.bfloat16)
         for rows in _pieces(o, i, PIECE):
             w = weight[rows].float()
-            if self.missing:  # with values that leave the group's ends where they are
+            if self.missing:  # with values that do not change the ends of the group
                 w = torch.cat((w, w[:, -1:].expand(-1, self.missing)), 1)
             groups = w.unflatten(1, (-1, GROUP))
             low, high = groups.amin(-1), groups.amax(-1)  # several times as fast as aminmax
@@ -278,7 +286,7 @@ class Int4Linear(QuantizedLinear):
         return torch.addcmul(z, w, s, out=w).flatten(0, 1)[: self.in_features, : rows.stop - rows.start].T
 
     def grid(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Returns s and z of some rows, each (o, groups) bf16."""
+        """Returns (s, z), the scales and middles of some rows, each (o, groups) bf16."""
         by_row = self.scales.transpose(1, 2).flatten(0, 1) if self.own else self.scales.transpose(0, 1)
         s, z = by_row[rows].unbind(-1)
         return s, z
@@ -294,19 +302,20 @@ class Int4Linear(QuantizedLinear):
 
 
 def own_product(device: str) -> bool:
-    """Returns True if matrices of 8 and 4 bits are packed for our own product there."""
+    """Returns True if matrices of 8 and 4 bits are packed for the C++ of `few_rows.py` on this type of device."""
     return device == "cpu" and bool(few_rows.kernel())
 
 
 def _pieces(rows: int, inner: int, values: int) -> Iterator[slice]:
-    """Whole blocks of rows, of about so many values."""
+    """Yields slices of `rows` rows of `inner` values each: whole blocks of `BLOCK` rows, with about `values` values in
+    a slice."""
     count = max(1, values // (inner * BLOCK)) * BLOCK
     for first in range(0, rows, count):
         yield slice(first, min(first + count, rows))
 
 
 def _pack4(q: Tensor) -> Tensor:
-    """q (o, i) in 0..15 -> torch's layout for this device."""
+    """Returns integers q (o, i) in 0..15 packed in torch's layout for the device of q."""
     if q.device.type == "cpu":
         return torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 1)
     pairs = (q[:, ::2] << 4 | q[:, 1::2]).to(torch.uint8)
@@ -315,13 +324,14 @@ def _pack4(q: Tensor) -> Tensor:
 
 
 Layout = tuple[int, bool]
-"""The rows of a block, which lies column by column, and whether a byte holds one row of the block's first half (low)
-and one of its second, rather than two neighbours."""
+"""Layout of torch's packed 4-bit matrix on a CPU: the number of rows of a block, which is stored column by column, and
+True if a byte holds a row of the block's first half (low) and one of its second half, False if it holds two
+neighbours."""
 
 
 @cache
 def layout(device: str) -> Layout | None:
-    """What torch does on this processor, found by packing numbers that are known; None: something else."""
+    """Returns the layout that torch uses on this processor, found by packing known numbers; None for an unknown one."""
     known = torch.randint(16, (BLOCK, GROUP), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     layouts = [(rows, halves) for rows in (64, 32, 16) for halves in (True, False)] if device == "cpu" else []
     packed = _pack4(known)
@@ -329,7 +339,7 @@ def layout(device: str) -> Layout | None:
 
 
 def codes(packed: Tensor, inner: int, how: Layout, dtype: torch.dtype) -> Tensor:
-    """(i, o): the numbers less 8."""
+    """Returns the integers of a matrix that torch has packed, less 8, as (i, o) in `dtype`."""
     rows, halves = how
     both = packed.view(-1, inner, rows // 2).transpose(0, 1)
     codes = torch.empty(inner, both.shape[1], rows, dtype=dtype)
@@ -343,11 +353,11 @@ QUANTIZED: dict[str, type[QuantizedLinear]] = {"bf16": Bf16Linear, "int8": Int8L
 
 
 def quantize(model: nn.Module, kind: str, head: str | None = None) -> nn.Module:
-    """Packs every `Linear` of the model in place, and the head; the embedding, which is looked up, stays as it is, and
-    so do routers and the stacked matrices of experts.
+    """Packs the matrices of all `Linear` layers of the model, and of the head, in place, and returns the model. The
+    embedding, which is only read by row, is unchanged, and so are routers and the stacked matrices of experts.
 
-    `head`: another kind for the head; by default bf16 beside bf16, else int8. The model is then for evaluation alone:
-    no parameter has a gradient. Raises RequestError."""
+    `head`: another kind for the head; by default bf16 together with bf16, else int8. The model can then only be
+    evaluated: no parameter has a gradient. Raises RequestError."""
     head = head or (QUANTIZED[kind].of_head if kind in QUANTIZED else kind)
     for field, wanted in (("quantize", kind), ("head", head)):
         if wanted not in QUANTIZED:

@@ -21,15 +21,15 @@ from glassformer.parts.core.running import Eagerly, put, running, thread
 
 
 def compiled_regions(on: bool = True) -> AbstractContextManager[None]:
-    """Compiles the regions that this thread calls inside the context, for each of their shapes: for training steps,
-    whose shapes do not change."""
+    """Returns a context manager in which the regions that this thread calls are compiled, for each of their shapes: for
+    training steps, whose shapes do not change."""
     return running(compiles=on)
 
 
 @contextmanager
 def eager_regions() -> Iterator[Eagerly]:
-    """Runs regions of this thread eagerly inside the context, even in `compiled_regions`, so that the model can be
-    observed; a warning then reports it, once."""
+    """Context manager in which the regions of this thread run eagerly, even inside `compiled_regions`, so that the
+    model can be observed; a warning then reports it, once."""
     eagerly = thread.now.eagerly or Eagerly()
     eagerly.open += 1
     put(replace(thread.now, eagerly=eagerly))
@@ -45,19 +45,22 @@ def compiling_regions() -> bool:
     """Returns True if a region called now is compiled."""
     now = thread.now
     if now.compiles and now.eagerly is not None and now.eagerly.first("regions"):
-        warnings.warn("the elementwise regions of this model are compiled; looked at or edited, they run eagerly")
+        warnings.warn(
+            "the elementwise regions of this model are compiled; while it is observed or edited, they run eagerly"
+        )
     return now.compiles and now.eagerly is None
 
 
 def forget_compiled() -> None:
-    """Discards compiled regions: torch keeps only a few shapes of each, and runs further shapes eagerly."""
+    """Discards everything that torch's compiler holds, because it keeps only a few shapes of each region and runs
+    further shapes eagerly."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 
 
 class region:
-    """Decorator of a region: `@region def f(...)`. Called while an outer function is compiled, it is part of that
-    graph."""
+    """Decorator that makes a function of tensors a region: `@region def f(...)`. Called while an outer function is
+    compiled, it is part of that graph."""
 
     def __init__(self, body: Callable[..., Any]):
         self.body = body

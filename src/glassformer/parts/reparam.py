@@ -19,22 +19,23 @@ _LEAST = 1e-12
 
 
 Vectors = list[tuple[Tensor, Tensor]]
-"""(right, left) singular vectors of linear layers, or approximations of them."""
+"""Singular vectors (right, left) of the largest singular value of each linear layer, or approximations of them."""
 
 
 class Reparam(nn.Module):
-    """Effective matrix W_hat (o, i) made from the trained W (o, i), layers stacked by rows."""
+    """Base of reparametrisations: a module that makes the effective matrix W_hat (o, i) of the trained W (o, i), in
+    which layers are stacked by rows."""
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Returns W_hat; in training, may update the buffers kept with W."""
+        """Returns the effective matrix W_hat of `weight`; in training, may update the buffers kept with it."""
         raise NotImplementedError
 
     def applied(self, weight: Tensor) -> Tensor:
-        """Returns W_hat without changing buffers."""
+        """Returns the effective matrix W_hat of `weight` without changing buffers."""
         raise NotImplementedError
 
     def begin(self, weight: Tensor) -> None:
-        """Initialises the buffers and scales for the initial weights W."""
+        """Initialises the buffers and scales of this reparametrisation for the initial weights W."""
         raise NotImplementedError
 
 
@@ -78,7 +79,7 @@ class SigmaReparam(Reparam):
 
     @torch.no_grad()
     def step(self, weight: Tensor) -> Vectors:
-        """Returns (u', v) of each layer, at least fp32."""
+        """Returns (u', v) of each layer after one step of power iteration, at least fp32."""
         with full_precision(weight):
             return [_power_step(wide(part), wide(u)) for part, u in zip(weight.split(self.outs), self.u, strict=True)]
 
@@ -88,7 +89,7 @@ class SigmaReparam(Reparam):
 
     @torch.no_grad()
     def begin(self, weight: Tensor) -> None:
-        """Sets u to the exact leading singular vectors of W_0, and gamma."""
+        """Sets u to the exact leading singular vectors of the initial weights W_0, and gamma to its initial value."""
         if weight.is_meta:
             return
         self.u.copy_(torch.stack([leading_right_vector(wide(part)) for part in weight.split(self.outs)]))

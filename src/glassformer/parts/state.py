@@ -20,12 +20,12 @@ from glassformer.errors import RequestError
 
 
 class State(ABC):
-    """Decode state of one mixer, for b sequences."""
+    """Base of decode states: the memory of one mixer for b sequences."""
 
     kind = "other"
-    """Kind of memory, for sums of bytes: a cache, a window, a latent, a recurrent state, a source's keys."""
+    """Kind of this memory, for sums of bytes: cache, window, latent, recurrent, source or other."""
     rewind: int | None = None
-    """Number of tokens that `truncate` can take back from the furthest ever read; None without a bound."""
+    """Number of tokens that `truncate` can take back from the furthest token ever read; None without a bound."""
 
     @property
     def memory_len(self) -> int:
@@ -43,33 +43,34 @@ class State(ABC):
 
     @property
     def ring(self) -> tuple[Any, Any] | None:
-        """Keys and values of slots in which token i has slot i mod their number; None for a state of another kind."""
+        """Keys and values of a cache with token i in slot i mod the number of slots; None for a state of another
+        kind."""
         return None
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Allocated bytes."""
+        """Number of bytes that the tensors of this state take."""
 
     def by_kind(self) -> dict[str, int]:
-        """Returns `nbytes` by kind."""
+        """Returns {kind of memory: bytes} of this state."""
         return {self.kind: self.nbytes}
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Returns the tensors of the state, with rows along the first axis: the memory itself, not a copy."""
+        """Returns the tensors of this state by name, with rows along the first axis: the memory itself, not a copy."""
 
     @abstractmethod
     def over(self, tensors: Mapping[str, Tensor]) -> State:
-        """Returns a state of this kind with these tensors as memory, named and shaped as in `tensors` (more slots are
-        allowed)."""
+        """Returns a state like this one whose memory is the given tensors, named and shaped as those of
+        `self.tensors()`; they may have more slots."""
 
     def upto(self, length: int) -> dict[str, Tensor]:
-        """Returns the part of `tensors` that `length` tokens have filled."""
+        """Returns the tensors of this state by name, cut to the slots that `length` tokens have filled."""
         return self.tensors()
 
     def reorder(self, index: Tensor, length: int) -> None:
-        """Moves the old row index[i] to row i (beam search); rows have read `length` tokens; index (b,)."""
+        """Replaces each row i by the old row index[i] (beam search), for index (b,); rows have read `length` tokens."""
         for tensor in self.upto(length).values():
             tensor.copy_(torch.index_select(tensor, 0, index))
 
@@ -90,11 +91,11 @@ class State(ABC):
 
     @abstractmethod
     def truncate(self, length: int) -> None:
-        """Drops every token after the first `length` (rejected speculation)."""
+        """Removes every token after the first `length` from the state (rejected speculation)."""
 
 
 def added_up(kinds: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Returns the bytes of several states by kind."""
+    """Returns {kind of memory: bytes} summed over several states."""
     found = Counter[str]()
     for one in kinds:
         found.update(one)
@@ -102,7 +103,8 @@ def added_up(kinds: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 class BoundedState(State):
-    """A decode state of bounded length: `truncate` goes back at most `rewind` tokens from the furthest token read."""
+    """Base of decode states of bounded length: `truncate` goes back at most `rewind` tokens from the furthest token
+    read."""
 
     rewind: int = 0
     read = 0
@@ -120,8 +122,8 @@ class BoundedState(State):
         self.mark(other.furthest)
 
     def go_back(self, length: int, why: str) -> None:
-        """Checks that `truncate` may go back to `length`; with 0, sets `read` to 0. Raises RequestError, starting with
-        `why`."""
+        """Raises RequestError, with a message that starts with `why`, if `truncate` cannot go back to `length` tokens;
+        for length 0 sets `read` to 0."""
         if length == 0:
             self.read = 0
         elif length < self.read - self.rewind:
@@ -133,7 +135,7 @@ class BoundedState(State):
 
 
 class ModelState:
-    """States of all layers, the number of tokens read, and the document of each token.
+    """Decode state of a model: the states of all layers, the number of tokens read, and the document of each token.
 
     layers     one State per layer, in order
     length     tokens read so far, by the longest row
@@ -157,16 +159,16 @@ class ModelState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated by all layers."""
+        """Number of bytes that the states of all layers take."""
         return sum(layer.nbytes for layer in self.layers if layer is not None)
 
     def by_kind(self) -> dict[str, int]:
-        """Returns `nbytes` by kind of state."""
+        """Returns {kind of memory: bytes} over all layers."""
         return added_up(layer.by_kind() for layer in self.layers if layer is not None)
 
     @property
     def memory_len(self) -> int:
-        """Number of tokens of another sequence that the layers have room for."""
+        """Number of tokens of another sequence for which the layers have room."""
         return max((layer.memory_len for layer in self.layers if layer is not None), default=0)
 
     @property
@@ -175,13 +177,13 @@ class ModelState:
         return max((layer.furthest for layer in self.layers if layer is not None), default=0)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns the memory of all layers, by `layer.name`."""
+        """Returns the tensors of all layers, named `layer.name`: the memory itself, not a copy."""
         held = [(i, layer) for i, layer in enumerate(self.layers) if layer is not None]
         return {f"{i}.{name}": tensor for i, layer in held for name, tensor in layer.tensors().items()}
 
     def over(self, tensors: Mapping[str, Tensor], rows: Tensor | None = None, seen: int | None = None) -> ModelState:
-        """Returns a state like this one with `tensors` as memory, named as in `tensors()`, and with these `rows` and
-        `seen`."""
+        """Returns a state like this one whose memory is the given tensors, named as those of `self.tensors()`, with
+        these `rows` and `seen`."""
         other = copy.copy(self)
         parts: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
@@ -192,13 +194,14 @@ class ModelState:
         return other
 
     def first(self, count: int) -> ModelState:
-        """Returns the first `count` rows, in the same memory."""
+        """Returns a state of only the first `count` rows, which shares this one's memory."""
         other = self.over({name: tensor[:count] for name, tensor in self.tensors().items()})
         other.batch = count
         return other
 
     def repeated(self, room: ModelState) -> ModelState:
-        """Returns a state of copies of this only row, in the memory of `room`, an empty state of this model."""
+        """Returns a state whose rows are all copies of this state's only row, in the memory of `room`, an empty state
+        of this model."""
         for mine, theirs in zip(self.layers, room.layers, strict=True):
             given = mine.upto(self.length) if mine is not None else {}
             for name, tensor in theirs.upto(self.length).items() if theirs is not None else ():
@@ -208,8 +211,8 @@ class ModelState:
         return other
 
     def row(self, i: int) -> ModelState:
-        """Returns only row i, in the same memory; `put` afterwards sets its length. Raises ValueError if rows were
-        padded."""
+        """Returns a state of only row i, which shares this one's memory; a `put` into that row afterwards sets its
+        length. Raises ValueError if rows were padded."""
         if self.documents is not None or self.positions is not None:
             raise ValueError("rows that were padded on the left cannot continue separately")
         other = self.over({name: tensor[i : i + 1] for name, tensor in self.tensors().items()})
@@ -217,25 +220,27 @@ class ModelState:
         return other
 
     def advance(self, end: int, tokens: int) -> None:
-        """Advances every row by `tokens`; the longest now ends at `end`. With 0 `tokens`, rows are already advanced."""
+        """Adds `tokens` to the number of tokens that each row has read; `end` is the new number of the longest row.
+        With 0 `tokens`, the rows have been advanced already."""
         self.length = end
         if self.rows is not None and tokens:
             self.rows += tokens
 
     def lengths(self) -> Tensor:
-        """Returns the tokens that each row has read, (b,) int64."""
+        """Returns the number of tokens that each row has read, (b,) int64."""
         return torch.full((self.batch,), self.length) if self.rows is None else self.rows.contiguous()
 
     def seek(self, length: int, furthest: int = 0) -> None:
-        """Sets the length of all rows to `length` tokens, already in the layers: another state, a file or compiled code
-        wrote them. `furthest`: the number of tokens that had been read before, if larger."""
+        """Sets the length of all rows to `length` tokens, which other code has written into the layers: from another
+        state, from a file, or in a compiled step. `furthest`: the number of tokens that had been read before, if
+        larger."""
         self.length, self.rows = length, None
         for layer in self.layers:
             if layer is not None:
                 layer.mark(max(length, furthest))
 
     def spread(self, lengths: Sequence[int]) -> None:
-        """Gives rows separate lengths. A row that becomes shorter drops its later tokens, such as right-padding, as far
+        """Gives rows separate lengths. A row that becomes shorter loses its later tokens, such as right-padding, as far
         as the layers can go back (`truncate`)."""
         if self.documents is not None or self.positions is not None:
             raise ValueError("rows that were padded on the left already share one length")
@@ -250,8 +255,8 @@ class ModelState:
         self.length = max(lengths)
 
     def put(self, row: int, other: ModelState) -> None:
-        """Copies the only row of `other` to row `row`: a request joins a running batch. `spread` afterwards sets the
-        lengths."""
+        """Copies the only row of `other` to row `row`, for a request that joins a running batch. Call `spread`
+        afterwards to set the lengths."""
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             if mine is not None and theirs is not None:
                 mine.put(row, theirs, other.length)
@@ -263,14 +268,14 @@ class ModelState:
         self.put(to, moved)
 
     def clear(self, row: int, length: int) -> None:
-        """Zeroes row `row`, which has read `length` tokens, because a NaN in it would reach the row's next user: masked
-        slots are multiplied by 0, and 0 * NaN is NaN."""
+        """Zeroes the memory of row `row`, which has read `length` tokens, because a NaN in it would reach the row's
+        next user: masked slots are multiplied by 0, and 0 * NaN is NaN."""
         for layer in self.layers:
             if layer is not None:
                 layer.clear(row, length)
 
     def reorder(self, index: Tensor) -> None:
-        """Moves the old row index[i] to row i; index (b,) of integers."""
+        """Replaces each row i by the old row index[i], for index (b,) of integers."""
         if index.shape != (self.batch,) or index.dtype not in (torch.int64, torch.int32):  # else it is spread silently
             raise RequestError(
                 f"index is {index.dtype} of shape {tuple(index.shape)}; a state of {self.batch} rows is reordered by "

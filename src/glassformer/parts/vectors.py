@@ -18,8 +18,8 @@ from glassformer.parts.reparam import MakeReparam
 
 
 class ReadIn(Linear):
-    """Linear layer of `Vectors`: numbers of variance 1 keep it in the stream, U(-a, a) with a = sqrt(3 / size), where
-    the tables of tokens are initialised small. At .02 positions are as large as the input."""
+    """Linear layer of `Vectors`, initialised as U(-a, a) with a = sqrt(3 / size), so that numbers of variance 1 keep it
+    in the stream, where the tables of tokens are initialised small. At .02 positions are as large as the input."""
 
     packable = False
 
@@ -34,7 +34,8 @@ class ReadIn(Linear):
 
 
 class Vectors(nn.Module):
-    """x_i = v_i W + b: vectors (b, s, size) -> x (b, s, d). The input layer of Garg et al. 2022, 2208.01066."""
+    """Embedding of vectors: x_i = v_i W + b: vectors (b, s, size) -> x (b, s, d). The input layer of Garg et al. 2022,
+    2208.01066."""
 
     def __init__(self, d_model: int, size: int, bias: bool = True, reparam: MakeReparam | None = None):
         super().__init__()
@@ -59,10 +60,11 @@ class Vectors(nn.Module):
 
 
 class VectorsConfig(Value):
-    """Config of `Vectors`. The vocabulary of a model that reads vectors has no meaning."""
+    """Config of `Vectors`, the embedding of vectors of real numbers. The vocabulary of a model that reads vectors has
+    no meaning."""
 
     size: int = Field(gt=0, le=1 << 16)
-    """Elements of a vector."""
+    """Number of elements of an input vector."""
     bias: bool = True
 
     def build(self, ctx: BuildContext) -> Vectors:

@@ -1,4 +1,4 @@
-"""Auxiliary losses that arise inside the model and join the gradient of its loss.
+"""Auxiliary losses: computed by parts inside the model, added to the gradient of the model's loss.
 
 A part calls `add(loss)`. The caller that computes the loss of the whole pass opens `gathering()` around it and then
 calls `join`: the value of the loss does not change, its gradient is that of the sum. A factor on the whole loss (a
@@ -19,7 +19,8 @@ from glassformer.parts.core.running import thread
 
 @contextmanager
 def gathering() -> Iterator[list[Tensor]]:
-    """Yields the list of the losses added inside the context."""
+    """Context manager that yields a list to which `add` appends the auxiliary losses of this thread inside the
+    context."""
     added: list[Tensor] = []
     thread.added.append(added)
     try:
@@ -29,7 +30,8 @@ def gathering() -> Iterator[list[Tensor]]:
 
 
 def add(loss: Tensor) -> None:
-    """Adds a loss to the innermost `gathering()`; without one (generation, logits only) does nothing."""
+    """Adds an auxiliary loss to the list of the innermost `gathering()`; does nothing outside such a context (in
+    generation, or for logits without a loss)."""
     if thread.added:
         thread.added[-1].append(loss)
 

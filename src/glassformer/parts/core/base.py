@@ -48,25 +48,26 @@ class BuildContext:
     d_model: int
     vocab_size: int
     context: int
-    """Tokens of a sequence in training."""
+    """Number of tokens of a sequence in training."""
     n_layers: int
     reparam: Any = None
     """Config of the reparametrisation of linear layers (`parts/reparam.py`); None for plain weights."""
     mup: Any = None
     """Config of muP, the scaling with the width (`parts/mup.py`); None for the standard parametrisation."""
     branches: int | None = None
-    """Residual additions in the whole stack; None for two per layer."""
+    """Number of residual additions in the whole stack; None for two per layer."""
     memory_width: int | None = None
     """Width of the other sequence that layers attend to; None for d_model."""
     tower: str = ""
-    """Tower that is built: "" for the model's main one, or "encoder"."""
+    """Name of the tower that is built: "" for the model's main one, or "encoder"."""
 
     # Fields that an enclosing part sets by `within`
 
     width: int | None = None
     """Width of the vectors that a norm or a reparametrised linear layer processes; None for d_model."""
     sets: int | None = None
-    """Vectors per token with separate weights, (..., sets, width); None for one set of weights."""
+    """Number of vectors per token with separate weights, for an input (..., sets, width); None for one set of
+    weights."""
     outs: tuple[int, ...] = ()
     """Output widths of the linear layers stacked in one matrix."""
     n_heads: int = 0
@@ -75,11 +76,11 @@ class BuildContext:
     value_dim: int | None = None
     """Width of v and z per head; None for head_dim."""
     bias: bool = False
-    """True if linear layers have a bias."""
+    """True if the linear layers of the enclosing part have a bias."""
     sees_later: bool = False
     """True if a token may attend to later ones."""
     norm: PartConfig | None = None
-    """Norm that the residual wiring of a block places."""
+    """Config of the norm that the residual wiring of a block places; None outside a block."""
     feeds_products: bool = False
     """True if only matmuls read the output of a norm."""
     has_ffn: bool = True
@@ -91,13 +92,14 @@ class BuildContext:
 
     @property
     def n_branches(self) -> int:
-        """Residual additions of the whole stack, by default 2 L; depth factors of weights and residual wirings depend
-        on it."""
+        """Number of residual additions of the whole stack, by default two per layer; initial weights and residual
+        wirings that depend on the depth read it."""
         return 2 * self.n_layers if self.branches is None else self.branches
 
     @property
     def layer(self) -> int:
-        """Index of the layer that is built; parts that do not read it are equal in layers with equal configs."""
+        """Index of the layer that is built. Reading it makes the part a separate one for each layer; parts that do not
+        read it are equal in layers with equal configs."""
         self._asked.append(self._layer)
         return self._layer
 
@@ -120,13 +122,14 @@ class BuildContext:
         return made
 
     def offer(self, key: Hashable, value: Any) -> None:
-        """Offers later layers a value that this one will share in each pass (`Pass.share`); the latest for a key
-        counts."""
+        """Offers later layers the value `value` under `key`, for a value that this layer will share in each pass
+        (`Pass.share`). A later offer under the same key replaces it."""
         self._asked.append(self._layer)
         self._offered[key] = value
 
     def offered(self, key: Hashable) -> Any:
-        """Returns the value that the nearest earlier layer has offered. Raises RequestError if none has."""
+        """Returns the value that the nearest earlier layer has offered under `key`. Raises RequestError without such a
+        layer."""
         self._asked.append(self._layer)
         if key not in self._offered:
             given = ", ".join(map(repr, self._offered)) or "nothing"
@@ -152,14 +155,15 @@ class BuildContext:
 
 
 def refuse_truth(value: Any) -> Any:
-    """Refuses True and False in a validator of numbers, because Python counts True as 1. Raises ValueError."""
+    """Returns the value, as a validator of a field for numbers; raises ValueError for True and False, because Python
+    counts True as 1."""
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
     return value
 
 
 class Value(BaseModel):
-    """Frozen tree of plain values; unknown keys are refused."""
+    """Base of configs: a frozen tree of plain values, validated by pydantic, that refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -189,12 +193,13 @@ class Value(BaseModel):
         return refuse_truth(value) if bool not in kinds and (int in kinds or float in kinds) else value
 
     def replace(self, **changes: Any) -> Any:
-        """Returns a validated copy with some fields changed."""
+        """Returns a validated copy of this value with some fields changed."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
 
 def to_plain(value: Any) -> Any:
-    """Returns a config as dicts, lists and scalars, `kind` first; the inverse of validation."""
+    """Returns a config as dicts, lists and scalars, with `kind` as the first key of each part; validation is the
+    inverse."""
     if isinstance(value, PartConfig):
         fields = {name: to_plain(getattr(value, name)) for name in type(value).model_fields}
         return {"kind": value.kind, **fields}
@@ -211,8 +216,8 @@ WORDS: dict[str, tuple[Word, type[PartConfig]]] = {}
 
 
 def of_kind(part: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Returns a part, as given by `to_plain`, converted to another kind of its axis, with the fields that both have. An
-    unknown kind is set as it is, and refused by validation."""
+    """Returns the part `part`, plain as from `to_plain`, converted to another kind of its axis: only the fields that
+    both kinds have are kept. An unknown kind is inserted unchanged, and refused later by validation."""
     fields = part.keys() - {"kind"}
     was = [known for known in _CLASSES if known.kind == part["kind"] and known.model_fields.keys() == fields]
     chosen = next((one for one in _CLASSES if one.kind == kind and one.axis in {known.axis for known in was}), None)
@@ -236,9 +241,9 @@ class PartConfig(Value):
     words: ClassVar[tuple[Word, ...]] = ()
     """Short names of the part in expressions (`parts/core/words.py`)."""
     caution: ClassVar[str] = ""
-    """Sentence with which a change to this part warns."""
+    """Warning, one sentence, that is shown when a model is changed to this part; empty for none."""
     homonyms: ClassVar[frozenset[str]] = frozenset()
-    """Fields that mean something else than equally named fields of other choices."""
+    """Names of fields that mean something else than equally named fields of other choices of the axis."""
 
     def __init_subclass__(cls, *, axis: str = "", kind: str = "", words: Words = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -269,14 +274,16 @@ class PartConfig(Value):
 
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:
-        """Returns this choice in place of `old`, another of its axis or None, with the fields that a word sets and
-        those that `old` leaves. A choice of this class keeps all its fields."""
+        """Returns a config of this class in place of `old`, which is another choice of its axis or absent (None): with
+        the given `fields`, and the fields that `kept_of` takes from `old`. If `old` is of this class, all its other
+        fields are kept."""
         return old.replace(**fields) if type(old) is cls else cls(**{**cls.kept_of(old), **fields})
 
     @classmethod
     def kept_of(cls, old: PartConfig | None) -> dict[str, Any]:
-        """Returns the fields that another choice of the axis leaves to this one: what all choices of the axis have, and
-        of what both have, the values that were chosen, which are those other than the default."""
+        """Returns the fields of `old`, another choice of the axis, that a config of this class keeps when it replaces
+        `old`: those that all choices of the axis have, and, of the fields that both have, those whose value in `old` is
+        not the default. Empty for None."""
         if old is None:
             return {}
         axis = next(known for known in cls.__mro__ if "axis" in vars(known))
@@ -285,7 +292,7 @@ class PartConfig(Value):
         return {name: getattr(old, name) for name in shared | (chosen - cls.homonyms - old.homonyms)}
 
     def choices_made(self) -> dict[str, Any]:
-        """Returns the fields that have another value than the default, or no default."""
+        """Returns the fields of this config whose value is not the default, or that have no default: {name: value}."""
         fields = {name: (getattr(self, name), one) for name, one in type(self).model_fields.items()}
         return {
             name: value
@@ -352,7 +359,7 @@ class PartConfig(Value):
         raise NotImplementedError(f"{type(self).__name__} builds nothing")
 
     def resolved(self, ctx: BuildContext) -> Any:
-        """Returns the part with the defaults that depend on the model filled in, and without fields that matter only
+        """Returns this config with all defaults that depend on the model filled in, and without fields that matter only
         for training and speed (dropout, kernel): equal for parts that compute the same function of equal weights."""
         return self
 
@@ -362,12 +369,12 @@ class PartConfig(Value):
         return Cost()
 
     def num_params(self, ctx: BuildContext) -> int:
-        """Returns the exact number of trainable values of the built part."""
+        """Returns the exact number of trainable values of the module that this config builds."""
         return self.costs(ctx, Shape()).parameters
 
 
 def same_type(one: type[BaseModel], other: type[BaseModel], name: str) -> bool:
-    """Returns True if a field of two classes can have a common value other than None."""
+    """Returns True if the field `name` of the two classes can have a common value other than None."""
     mine, theirs = (
         {*(get_args(annotation) or (annotation,))} - {type(None)}
         for annotation in (cls.model_fields[name].annotation for cls in (one, other))
@@ -376,7 +383,7 @@ def same_type(one: type[BaseModel], other: type[BaseModel], name: str) -> bool:
 
 
 def part_classes(value: Any) -> Iterator[type[PartConfig]]:
-    """Yields the class of every part in a tree of configs."""
+    """Yields the class of every part config in a tree of configs."""
     if isinstance(value, PartConfig):
         yield type(value)
     inner = [part for _, part in value] if isinstance(value, BaseModel) else value
@@ -385,8 +392,8 @@ def part_classes(value: Any) -> Iterator[type[PartConfig]]:
 
 
 def after_step(model: nn.Module) -> None:
-    """Calls `after_step()` of every module that has one, for updates without a gradient; to be called after each
-    optimizer step."""
+    """Calls the method `after_step()` of every module of the model that has one, for updates without a gradient; to be
+    called after each optimizer step."""
     for module in model.modules():
         if (move := getattr(type(module), "after_step", None)) is not None:  # torch extends the lookup of a module
             move(module)

@@ -55,7 +55,8 @@ class Shape:
 
     @classmethod
     def training(cls, b: int, s: int, dtype: torch.dtype = torch.float32, products: torch.dtype | None = None) -> Shape:
-        """Returns the shape of a training step of b sequences of s tokens; `products`: autocast's dtype."""
+        """Returns the workload of a training step on b sequences of s tokens; `products` is the dtype of matmuls under
+        autocast, None for `dtype`."""
         return cls(b, s, s, "train", dtype, products)
 
     @property
@@ -64,7 +65,8 @@ class Shape:
 
     @property
     def passes(self) -> int:
-        """Matmuls for each one of the forward pass: in training two more, for the gradients of both operands."""
+        """Number of matmuls executed for each matmul of the forward pass: 3 in training, with those for the gradients
+        of both operands, else 1."""
         return 3 if self.phase == "train" else 1
 
     @property
@@ -80,23 +82,27 @@ class Shape:
         return self.state_dtype or self.dtype
 
     def reading(self, dtype: torch.dtype) -> Shape:
-        """Returns the shape of a part that reads tensors of this dtype."""
+        """Returns this workload for a part whose input has another dtype."""
         return replace(self, input_dtype=dtype)
 
     def keeps(self, values: Number, dtype: torch.dtype | None = None) -> int:
-        """Returns the bytes of `values` elements per token in `dtype`, by default the matmuls'; 0 outside training."""
+        """Returns the bytes that `values` elements per token take in `dtype`, by default that of matmuls; 0 outside
+        training."""
         return self.keeps_once(self.tokens * values, dtype)
 
     def keeps_mask(self, values: Number, dtype: torch.dtype | None = None) -> int:
-        """Returns the bytes of a dropout mask: on CPUs a factor per element, elsewhere a bool."""
+        """Returns the bytes that a dropout mask of `values` elements per token takes: on CPUs a factor in `dtype` for
+        each element, on other devices a bool; 0 outside training."""
         return self.keeps(values, dtype if self.device == "cpu" else torch.bool)
 
     def keeps_once(self, values: Number, dtype: torch.dtype | None = None) -> int:
-        """Returns the bytes of `values` elements in total, for any number of tokens; 0 outside training."""
+        """Returns the bytes that `values` elements take in `dtype`, whatever the number of tokens; 0 outside
+        training."""
         return round(values * (dtype or self.products).itemsize) if self.phase == "train" else 0
 
     def reads(self, weights: int) -> int:
-        """Returns the bytes moved for weights: they are read, in training twice, and their gradient is written."""
+        """Returns the bytes moved for `weights` weights: in the forward pass one reading; in training two readings, and
+        the writing of their gradient."""
         return self.passes * weights * self.products.itemsize
 
 
@@ -130,29 +136,31 @@ class Cost:
 
     @classmethod
     def weights(cls, values: int, **others: Any) -> Cost:
-        """Returns the cost of parameters that every token uses."""
+        """Returns the cost of `values` parameters that every token uses; `others` are further numbers of the cost."""
         return cls(values, values, **others)
 
     @classmethod
     def state(cls, shape: Shape, held: int, moved: int | None = None) -> Cost:
-        """Returns the cost of a decode state of `held` bytes per sequence; `moved` bytes are read and written, by
-        default all are both. Zero in training."""
+        """Returns the cost of a decode state of `held` bytes per sequence. `moved`: bytes read and written per
+        sequence; None if all of the state is read and written. Zero in training."""
         if shape.phase == "train":
             return cls()
         return cls(state_bytes=shape.b * held, moved_bytes=shape.b * (2 * held if moved is None else moved))
 
     @classmethod
     def of(cls, children: Mapping[str, Cost]) -> Cost:
-        """Returns the sum of named parts."""
+        """Returns the sum of the costs of named parts, with them as its children."""
         return _total(Counter(map(id, children.values())), children.values(), children)
 
     @classmethod
     def once(cls, key: Hashable, cost: Cost) -> Cost:
-        """Returns a cost that is added once, even if several parts have it: of a tensor or mask that they share."""
+        """Returns a cost that sums count only once, even if several parts have it under the same key: that of a tensor
+        or mask that they share."""
         return replace(cost, shared={key: cost})
 
     def activation_bytes(self, recompute: str = "none") -> int:
-        """Returns the bytes kept for the backward pass. Raises RequestError for an unknown policy."""
+        """Returns the bytes kept for the backward pass under a policy of recomputation: "none", "selective" or "full".
+        Raises RequestError for an unknown policy."""
         kept = {"none": self.kept, "selective": self.kept_selective, "full": self.kept_full}
         if recompute not in kept:
             options = ", ".join(kept)
@@ -162,11 +170,12 @@ class Cost:
         return kept[recompute]
 
     def outside_blocks(self) -> Cost:
-        """Returns the cost of a part that no policy recomputes."""
+        """Returns this cost for a part outside the blocks, whose tensors no policy recomputes."""
         return replace(self, kept_selective=self.kept, kept_full=self.kept)
 
     def without(self, *numbers: str) -> Cost:
-        """Returns the tree with 0 for these numbers: for a tower that reads without a decode state, or not at all."""
+        """Returns a copy of this cost and its children with these numbers set to 0: for a tower that runs without a
+        decode state, or not at all."""
         made: dict[int, Cost] = {}
 
         def zero(cost: Cost) -> Cost:
@@ -198,8 +207,8 @@ class Cost:
         return cost
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns numbers and children as plain values; siblings that are one object appear once, as "0-31" with
-        `times`."""
+        """Returns the numbers and children as plain values; siblings that are one object appear once, under a range of
+        names such as "0-31", with their number as `times`."""
         numbers = {name: getattr(self, name) for name in NUMBERS if not name.startswith("kept")}
         numbers["activation_bytes"] = {policy: self.activation_bytes(policy) for policy in RECOMPUTE}
         children = {name: (n, child) for name, n, child in self.grouped()}
@@ -208,7 +217,7 @@ class Cost:
         return {**numbers, "children": {name: {"times": n, **child.to_dict()} for name, (n, child) in children.items()}}
 
     def grouped(self) -> list[tuple[str, int, Cost]]:
-        """Returns (names, number, cost) of the distinct children, as ("0-31", 32, cost)."""
+        """Returns the distinct children as (names, number of children, their cost): ("0-31", 32, cost)."""
         names: dict[int, list[str]] = {}
         for name, child in self.children.items():
             names.setdefault(id(child), []).append(name)
@@ -238,11 +247,12 @@ NUMBERS = (
 )  # fmt: skip
 
 OF_WORK = tuple(name for name in NUMBERS if not name.endswith("parameters"))
-"""Names of NUMBERS that depend on the workload: all but parameter counts."""
+"""Names of those NUMBERS that depend on the workload: all but the parameter counts."""
 
 
 def _total(times: Mapping[int, int], costs: Iterable[Cost], children: Mapping[str, Cost]) -> Cost:
-    """Returns the sum of costs, each multiplied by the count in `times` under its id, less repeated shared costs."""
+    """Returns the sum of costs, each times its count in `times`, which is keyed by the `id` of the cost; costs that
+    several of them share are counted once."""
     distinct = {id(cost): cost for cost in costs}
     terms = [(times[key], cost) for key, cost in distinct.items()]
     shared = {key: one for cost in distinct.values() for key, one in cost.shared.items()}
@@ -253,7 +263,7 @@ def _total(times: Mapping[int, int], costs: Iterable[Cost], children: Mapping[st
 
 
 def _spans(names: list[str]) -> str:
-    """Returns sorted names as ranges: ["0", "1", "2", "5"] -> "0-2,5"."""
+    """Formats sorted names with ranges: ["0", "1", "2", "5"] -> "0-2,5"."""
     if not all(name.isdecimal() for name in names):
         return ",".join(names)
     runs: list[list[int]] = []

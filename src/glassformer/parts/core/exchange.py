@@ -17,18 +17,20 @@ from glassformer.parts.grouped import Groups
 
 
 class Journey(Protocol):
-    """Exchange of the rows of one pass: r rows are sent from this owner; r' rows of all owners use its experts."""
+    """Exchange of the token rows of one pass: r rows are sent from this owner, and r' rows of all owners are processed
+    by its experts."""
 
     def there(self, rows: Float[Tensor, "r d"]) -> tuple[Float[Tensor, "r2 d"], Groups]:
-        """Sends the rows, in the order of their experts; returns the received rows, in the order of this owner's
-        experts, and their groups by expert."""
+        """Sends this owner's rows, in the order of their experts, to the owners of these experts; returns the rows
+        received, in the order of this owner's experts, and their groups by expert."""
 
     def back(self, rows: Float[Tensor, "r2 d"]) -> Float[Tensor, "r d"]:
-        """Sends results of the received rows back; returns those of the rows that this owner had sent."""
+        """Sends the results of the received rows back to their owners; returns the results of the rows that this owner
+        had sent."""
 
 
 Exchange = Callable[[Int[Tensor, " r"]], Journey]
-"""Function of the expert of each row (r,), ascending; returns the exchange of these rows."""
+"""Function of (r,), the expert of each row, ascending; returns the exchange of these rows."""
 
 
 @runtime_checkable
@@ -39,4 +41,5 @@ class Exchanging(Protocol):
     n_experts: int
 
     def keep(self, first: int, last: int, exchange: Exchange) -> None:
-        """Keeps only the weights of the experts `first` .. `last`-1; the rows of all go through `exchange`."""
+        """Removes the weights of all experts but `first` .. `last`-1; from then on the rows of every expert go through
+        `exchange`."""

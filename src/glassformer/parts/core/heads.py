@@ -6,7 +6,7 @@ from glassformer.errors import RequestError
 
 
 class Heads(NamedTuple):
-    """Heads of a mixer: n query heads, g KV heads, h elements in each."""
+    """Numbers of the heads of a mixer: n query heads, g KV heads, h elements in each."""
 
     n_heads: int
     n_kv_heads: int
@@ -14,7 +14,8 @@ class Heads(NamedTuple):
 
     @classmethod
     def of(cls, d_model: int, n_heads: int, n_kv_heads: int | None = None, head_dim: int | None = None) -> Heads:
-        """Returns the checked heads; g defaults to n, h to d / n. Raises RequestError with numbers that would fit."""
+        """Returns the checked numbers of heads of a mixer; g is by default n, and h is d / n. Raises RequestError, with
+        numbers that would fit, if they do not divide one another."""
         n, g = n_heads, n_kv_heads or n_heads
         if n % g:
             fitting = _either(divisors(n))
@@ -33,13 +34,14 @@ class Heads(NamedTuple):
 
     @staticmethod
     def fitting(d_model: int, head_dim: int = 64) -> int:
-        """Returns a number of heads that divides the width: the largest with `head_dim` elements or more in each."""
+        """Returns the largest number of heads that divides the width and leaves at least `head_dim` elements in
+        each."""
         return max((n for n in divisors(d_model) if n * head_dim <= d_model), default=1)
 
 
 def nearest_groups(n_heads: int, n: int, g: int | None) -> int | None:
-    """Returns the number of KV heads for `n_heads` query heads that keeps the ratio g / n as nearly as a divisor
-    allows. 1 stays 1, and None (one per query head) stays None."""
+    """Returns the number of KV heads for `n_heads` query heads that keeps the ratio g / n of an old mixer as nearly as
+    a divisor of `n_heads` allows. g = 1 gives 1, and None (one KV head per query head) gives None."""
     share = n / (g or n)
     nearest = min(divisors(n_heads), key=lambda i: (abs(i - n_heads / share), -i))
     return {None: None, 1: 1}.get(g, nearest)

@@ -38,23 +38,24 @@ versions.
 1: one generator, over the modules in their order. 2: a stream for each parameter, from (seed, parameter name)."""
 
 BLOCK = 1 << 18
-"""Elements that one generator draws, up to whole rows; part of the rule."""
+"""Number of elements that one generator draws, rounded up to whole rows; part of the rule."""
 
 Role = Literal["score", "hidden", "output", "embedding", "head"]
 
 Spread = Callable[[Role, float, float], float]
-"""Function of (role, fan_in, fan_out); returns the standard deviation."""
+"""Function of (role, fan_in, fan_out); returns the standard deviation of a weight."""
 
 
 def xavier(gain: float = 1.0, others: float = 1.0) -> Spread:
-    """Returns the rule sqrt(2 / (fan_in + fan_out)), times `gain` for the roles hidden and output, times `others`
-    elsewhere."""
+    """Returns the rule of standard deviations sqrt(2 / (fan_in + fan_out)), times `gain` for the roles hidden and
+    output, times `others` for all other roles."""
     gains = {"hidden": gain, "output": gain}
     return lambda role, fan_in, fan_out: gains.get(role, others) * math.sqrt(2.0 / (fan_in + fan_out))
 
 
 def by_role(rest: float, output: float) -> Spread:
-    """Returns a rule that ignores the shape: `output` for that role, `rest` for all others."""
+    """Returns a rule of standard deviations that ignores the shape: `output` for the role output, `rest` for all
+    others."""
     return lambda role, fan_in, fan_out: output if role == "output" else rest
 
 
@@ -80,11 +81,12 @@ class Numbers:
 
     @property
     def size(self) -> int:
-        """Rows of a block."""
+        """Number of rows in a block."""
         return max(1, BLOCK // max(1, math.prod(self.shape[1:])))
 
     def blocks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int, Tensor]]:
-        """Yields rows first .. last-1 as (a, b, rows a .. b-1), one block after the other."""
+        """Yields the values of rows first .. last-1 block by block, as (a, b, the values of rows a .. b-1); `last` None
+        for all rows."""
         rows, *rest = self.shape
         last, generator = rows if last is None else last, torch.Generator()
         for begin in range(first - first % self.size, last, self.size):
@@ -106,7 +108,8 @@ class Numbers:
             weight[a:b] = values
 
     def _draw(self, block: Tensor, begin: int, generator: torch.Generator) -> None:
-        """Draws the block that starts at row `begin`."""
+        """Fills the tensor `block`, which holds one block of rows, in place; the index of the first row selects the
+        random numbers."""
         generator.manual_seed(key_of(self.seed, self.name, begin // self.size))
         if self.low is None:
             block.normal_(0.0, self.scale, generator=generator)
@@ -129,13 +132,14 @@ class Init:
     names: Mapping[Any, str] = field(default_factory=dict)
     path: str = ""
     of_towers: Mapping[str, Spread] = field(default_factory=dict)
-    """Rules of towers with another depth, by the prefix of their paths."""
+    """Prefix of the paths of a tower with another depth -> the tower's rule."""
     recorded: dict[str, list[tuple[Tensor, Numbers]]] | None = None
-    """Values that would be drawn into each view of a parameter on the meta device; None if they are not recorded."""
+    """Name of a parameter on the meta device -> pairs of a view of it and the values that would be drawn into that
+    view; None if values are drawn."""
     _unnamed: int = 0
 
     def at(self, path: str) -> Init:
-        """Returns the initialiser of the module at `path`."""
+        """Returns this initialiser with the module at `path` as the one that is filled."""
         own = next((rule for begin, rule in self.of_towers.items() if path.startswith(begin)), self.std)
         return replace(self, path=path, std=own)
 
@@ -146,7 +150,8 @@ class Init:
         return torch.Generator("cpu").manual_seed(key_of(self._seed(), self.path))
 
     def fill(self, weight: Tensor, role: Role) -> None:
-        """Fills weight (o, i), or a view of some rows of a parameter, in place."""
+        """Fills a weight (o, i), or a view of some rows of a parameter, in place, with values of the distribution that
+        the rule gives the role."""
         if weight.is_meta and self.recorded is None:
             return
         fan_out, fan_in = map(float, weight.shape)
@@ -157,11 +162,12 @@ class Init:
             self._fill(weight, self._numbers(weight, std))
 
     def fill_uniform(self, weight: Tensor, low: float, high: float) -> None:
-        """Fills a weight of any shape from U(low, high), in place."""
+        """Fills a weight of any shape, in place, with values of U(low, high)."""
         self._fill(weight, self._numbers(weight, high - low, low))
 
     def uniform_like(self, weight: Tensor, low: float, high: float) -> Tensor:
-        """Returns the values that `fill_uniform` would write into the weight, in fp32, for a transformation."""
+        """Returns the values that `fill_uniform` would write into this weight, as a new tensor in fp32, for a part that
+        transforms them."""
         made = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
         if not made.is_meta:
             self._numbers(weight, high - low, low).write(made)
@@ -174,8 +180,8 @@ class Init:
             self.recorded.setdefault(numbers.name.rpartition("@")[0], []).append((weight, numbers))
 
     def _numbers(self, weight: Tensor, scale: float, low: float | None = None) -> Numbers:
-        """Returns the random values of a weight. The stream is named by the parameter and the weight's offset in it, so
-        that each layer of a fused matrix has a separate one."""
+        """Returns the random values of a weight: scale times N(0, 1), or U(low, low + scale). The stream is named by
+        the parameter and the weight's offset in it, so that each layer of a fused matrix has a separate one."""
         name = self.names.get(storage_of(weight))
         if name is None:
             name, self._unnamed = f"{self.path}#{self._unnamed}", self._unnamed + 1
@@ -187,20 +193,20 @@ class Init:
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """Returns a key that a tensor shares with its views, on the meta device too."""
+    """Returns a hashable key of a tensor's storage, equal for a tensor and its views, on the meta device too."""
     return tensor.untyped_storage()._cdata
 
 
 class InitConfig(PartConfig, axis="init"):
-    """Rule from roles to distributions."""
+    """Config of the initialisation of a model: a rule from roles to distributions."""
 
     def build(self, ctx: BuildContext) -> Init:
         raise NotImplementedError
 
 
 class Gpt2InitConfig(InitConfig, kind="gpt2"):
-    """N(0, std^2); weights that write to the stream are divided by sqrt(2 L), for the 2 L additions, so that the
-    stream's variance does not grow with depth. Radford et al. 2019, section 2.3."""
+    """GPT-2's initialisation, N(0, std^2); weights that write to the stream are divided by sqrt(2 L), for the 2 L
+    additions, so that the stream's variance does not grow with depth. Radford et al. 2019, section 2.3."""
 
     std: float = Field(0.02, gt=0)
     depth_scaled: bool = True
@@ -211,7 +217,8 @@ class Gpt2InitConfig(InitConfig, kind="gpt2"):
 
 
 class XavierInitConfig(InitConfig, kind="xavier"):
-    """std = gain sqrt(2 / (fan_in + fan_out)) on every matrix, the tables included. Glorot & Bengio 2010.
+    """Xavier initialisation: std = gain sqrt(2 / (fan_in + fan_out)) on every matrix, the tables included. Glorot &
+    Bengio 2010.
 
     `uniform` draws from U(-a, a), a = gain sqrt(6 / (fan_in + fan_out)), which has the same variance.
     """
@@ -224,7 +231,8 @@ class XavierInitConfig(InitConfig, kind="xavier"):
 
 
 class DeepNormInitConfig(InitConfig, kind="deepnorm"):
-    """Xavier, normal, with W_V, W_O and the FFN scaled by beta = (8 L)^(-1/4). Wang et al. 2022, 2203.00555."""
+    """DeepNorm's initialisation: Xavier, normal, with W_V, W_O and the FFN scaled by beta = (8 L)^(-1/4). Wang et al.
+    2022, 2203.00555."""
 
     beta: float | None = Field(None, gt=0)
     """Scale of W_V, W_O and the FFN; None for (8 L)^(-1/4) of L layers."""
@@ -234,8 +242,8 @@ class DeepNormInitConfig(InitConfig, kind="deepnorm"):
 
 
 class SmallInitConfig(InitConfig, kind="small"):
-    """std = sqrt(2 / (5 d)) (Nguyen & Salazar 2019, arXiv 1910.05895); outputs 2 / (L sqrt(d)) (Wang & Komatsuzaki,
-    as in GPT-NeoX-20B, arXiv 2204.06745)."""
+    """Small initialisation: std = sqrt(2 / (5 d)) (Nguyen & Salazar 2019, arXiv 1910.05895); outputs 2 / (L sqrt(d))
+    (Wang & Komatsuzaki, as in GPT-NeoX-20B, arXiv 2204.06745)."""
 
     def build(self, ctx: BuildContext) -> Init:
         small = math.sqrt(2.0 / (5.0 * ctx.d_model))

@@ -42,7 +42,7 @@ class ModuleTemplate:
 
 
 class _Form:
-    """Contents of one module, grouped by the way they are copied."""
+    """Contents of one module of a template, grouped by the way they are copied."""
 
     def __init__(self, module: nn.Module):
         self.module, self.id, self.kind = module, id(module), type(module)

@@ -18,16 +18,17 @@ from glassformer.errors import RequestError, shown
 
 GROUP = "glassformer.parts"
 FILE = "sources.json"
-"""File with the sources of parts from outside the package: {module: {file, sha256}}."""
+"""Name of the file that records the sources of parts from outside the package: {module: {file, sha256}}."""
 LARGEST = 1 << 20
-"""Bytes of this file at most."""
+"""Maximum size in bytes of the file `sources.json` that is read."""
 HOME = __name__.partition(".")[0]
 
 
 @cache
 def load_installed() -> tuple[str, ...]:
-    """Imports the modules of the group's entry points, once in a process, and returns their names. A module that fails
-    to import is left out with a warning, because users may not need it."""
+    """Imports the modules that installed packages name as entry points of the group `glassformer.parts`, once in a
+    process, and returns the names of those modules. A module that fails to import is left out with a warning, because
+    users may not need it."""
     names = []
     for entry in entry_points(group=GROUP):
         try:
@@ -46,8 +47,9 @@ def is_outside(one: type) -> bool:
 
 
 def modules_of(classes: Iterable[type]) -> dict[str, str]:
-    """Returns {module: folder of its import} of the classes from outside this package, for another process to import.
-    Raises RequestError for a class that another process cannot find: one of a script, a notebook or a function."""
+    """Returns {module: folder of its import} for those of the classes that are defined outside this
+    package, so that another process can import them. Raises RequestError for a class that another process cannot find:
+    one of a script, a notebook or a function."""
     found: dict[str, str] = {}
     for one in classes:
         name = one.__module__
@@ -70,7 +72,7 @@ SOURCES: dict[str, dict[str, str]] = {}
 
 
 def keep_source(one: type) -> None:
-    """Keeps the hash of the file in which a class from outside this package is being defined."""
+    """Records in `SOURCES` the file, and its hash, in which a class from outside this package is being defined."""
     file = getattr(sys.modules.get(one.__module__), "__file__", None)
     if is_outside(one) and file is not None and Path(file).is_file():
         sha = hashlib.sha256(Path(file).read_bytes()).hexdigest()
@@ -78,15 +80,16 @@ def keep_source(one: type) -> None:
 
 
 def sources_of(classes: Iterable[type]) -> dict[str, dict[str, str]]:
-    """Returns the sources of the modules outside this package that define the classes or their bases."""
+    """Returns the entries of `SOURCES` for the modules outside this package that define the classes or their bases."""
     modules = dict.fromkeys(base.__module__ for one in classes for base in one.__mro__)
     return {name: SOURCES[name] for name in modules if name in SOURCES}
 
 
 def missing_imports(folder: Path) -> str:
-    """Returns a clause with the options that import the parts of a run or design; empty if all are imported.
+    """Returns a clause for a message, with the options `--import` that would import the parts of the run or design in a
+    folder; empty if all are imported.
 
-    The sources.json in its folder names their files, which are never imported without being asked for."""
+    The folder's sources.json names the files of these parts, which are never imported unless the user asks."""
     try:
         if (folder / FILE).stat().st_size > LARGEST:
             return ""
@@ -99,7 +102,7 @@ def missing_imports(folder: Path) -> str:
 
 @contextmanager
 def naming_imports(folder: Path) -> Iterator[None]:
-    """Adds to a refusal of the files in a folder the options that import their parts, if any are missing here."""
+    """Context manager that appends `missing_imports(folder)` to a RequestError of the block inside."""
     try:
         yield
     except RequestError as problem:
@@ -115,8 +118,8 @@ def naming_imports(folder: Path) -> Iterator[None]:
 
 
 def check_sources(hashes: Mapping[str, str], start: str) -> None:
-    """Raises RequestError if a module that is imported here has another source than the one hashed. `start` names the
-    event at which it was hashed."""
+    """Raises RequestError if the source of a module outside this package differs from the hash recorded for it.
+    `hashes`: {module: sha256}; `start`: the event at which they were recorded, for the message."""
     for name, sha in hashes.items():
         if name in SOURCES and SOURCES[name]["sha256"] != sha:
             raise RequestError(
@@ -126,13 +129,15 @@ def check_sources(hashes: Mapping[str, str], start: str) -> None:
 
 
 def import_options(classes: Iterable[type]) -> list[str]:
-    """Returns the words of a command that import the files of the classes from outside this package, but no script."""
+    """Returns the arguments ["--import", file, ...] for a command that imports the files that define these classes
+    outside this package; a script is left out."""
     files = [source["file"] for name, source in sources_of(classes).items() if name != "__main__"]
     return [word for file in files for word in ("--import", file)]
 
 
 def import_files(paths: Iterable[str]) -> None:
-    """Imports .py files, which registers their parts. Raises RequestError."""
+    """Imports .py files, which registers the parts that they define. Raises RequestError for a file that cannot be
+    imported."""
     for path in paths:
         file = Path(path).expanduser().resolve()
         if file.suffix != ".py" or not file.is_file():
@@ -154,7 +159,8 @@ def import_files(paths: Iterable[str]) -> None:
 
 
 def import_modules(modules: Mapping[str, str]) -> None:
-    """Imports the modules that `modules_of` named in another process. Raises RequestError."""
+    """Imports the modules that `modules_of` returned in another process, {module: folder}. Raises RequestError for one
+    that cannot be imported."""
     for name, folder in modules.items():
         if folder not in sys.path:
             sys.path.append(folder)  # last, because a user's file may have the name of a library's module

@@ -30,7 +30,7 @@ Seam = Callable[[Tensor], Tensor]
 
 
 def same(x: Tensor) -> Tensor:
-    """Returns x: the communication of a single owner."""
+    """Returns x: the communication function of a single owner."""
     return x
 
 
@@ -54,15 +54,16 @@ class Vocabulary:
         return (tokens - self.first).where(inside, 0), inside
 
     def log_z(self, logits: Tensor) -> Tensor:
-        """Returns log of the sum of exp(logits) over the tokens of all owners, (..., 1)."""
+        """Returns the logarithm of the sum of exp(logits) over the tokens of all owners, (..., 1), from this owner's
+        logits (..., last - first)."""
         top = self.most(logits.detach().amax(-1, keepdim=True))
         return self.leave((logits - top).exp().sum(-1, keepdim=True)).log() + top
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Owner number `number` of `of` owners of a model's linear layers, with their communication; without it, only for
-    shapes.
+    """Tensor-parallel rank number `number` of `of` ranks ("owners") that divide a model's linear layers, with its
+    communication functions. With the default functions, which return their input, it only gives the shapes of a share.
 
     enter         x -> x; gradients are summed
     leave         results are summed; their gradient passes unchanged
@@ -82,8 +83,8 @@ class Owner:
     gather: Callable[[Tensor, int, int], Tensor] = lambda x, axis, size: x
 
     def share(self, field: str, count: int) -> int:
-        """Returns an owner's share of `count` heads, groups or channels. Raises RequestError if they cannot be
-        shared."""
+        """Returns the number of heads, groups or channels of one owner, of `count` in total. Raises RequestError if the
+        number of owners does not divide `count`."""
         if count % self.of:
             fitting = [str(n) for n in divisors(count) if n <= 2 * self.of][-4:]
             *most, last = fitting
@@ -95,14 +96,16 @@ class Owner:
         return count // self.of
 
     def refuse(self, field: str, value: object, why: str) -> None:
-        """Raises RequestError if a value is set that cannot be divided, and there are several owners."""
+        """Raises RequestError if there are several owners and the value of the field, which cannot be divided, is set;
+        `why` completes the message."""
         if value and self.of > 1:
             raise RequestError(
                 f"tp={self.of}: {field} {why}; use tp=1", code="conflict", field=field, value=value, expected="tp=1"
             )
 
     def vocabulary(self, size: int) -> Vocabulary:
-        """Returns the tokens whose rows the owner has, as `Shard("vocab")` cuts them."""
+        """Returns this owner's share of a vocabulary of `size` tokens, as `Shard("vocab")` cuts the rows of the
+        table."""
         first, last = self.number * size // self.of, (self.number + 1) * size // self.of
         if size < self.of:
             self.share("vocab_size", size)
@@ -113,34 +116,36 @@ class Spread(Protocol):
     """Division of the tokens of a stream (b, s, d) among owners."""
 
     def spread(self, x: Tensor) -> Tensor:
-        """Returns the owner's tokens (b, s', d) of x (b, s, d), which is equal on every owner."""
+        """Returns this owner's tokens (b, s', d), cut from x (b, s, d), which is equal on every owner."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """Returns all tokens (b, s, d) on every owner, from the owner's tokens (b, s', d)."""
+        """Returns the tokens of all owners (b, s, d), equal on every owner, from this owner's tokens (b, s', d)."""
 
 
 def reads_gathered(mixer: nn.Module) -> bool:
-    """Returns True if the mixer's own class declares that keys and values from its state may be of other processes."""
+    """Returns True if the mixer's own class, not a base class, declares `reads_gathered`: keys and values from its
+    state may then belong to tokens of other processes."""
     return bool(vars(type(mixer)).get("reads_gathered", False))
 
 
 def says_how(part: nn.Module) -> bool:
-    """Returns True if the part's class itself, not a base class, defines its division."""
+    """Returns True if the part's own class, not a base class, defines the method `divide`."""
     return "divide" in vars(type(part))
 
 
 def is_branch(part: nn.Module) -> bool:
-    """Returns True if the part's input passes `enter`, as that of a mixer or an FFN does."""
+    """Returns True if the part passes its input through `enter`, as a mixer and an FFN do."""
     return hasattr(part, "enter")
 
 
 def take_share(inner: nn.Module, owner: Owner) -> None:
-    """Divides a module inside such a part, if it counts anything other than its parameters."""
+    """Calls `take_share(owner)` of a module inside a divided part, if the module has that method, because it counts
+    more than its parameters."""
     if callable(take := getattr(inner, "take_share", None)):
         take(owner)
 
 
 def of_owner(values: Sequence[float], owner: Owner) -> list[float]:
-    """Returns an owner's share of a list of values per head."""
+    """Returns this owner's share of a list with one value per head."""
     n = len(values) // owner.of
     return list(values[owner.number * n : (owner.number + 1) * n])

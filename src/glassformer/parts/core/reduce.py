@@ -1,4 +1,4 @@
-"""Sums over a batch that several processes share; a single process returns its input.
+"""Sums over a batch that several processes share; in a single process the sum is the input.
 
 A part calls `total(counts)`. The launcher of several processes enters `reducing(all_reduce)` around training; every
 process then makes equal calls in equal order.
@@ -14,7 +14,8 @@ from torch import Tensor
 from glassformer.parts.core.running import running, thread
 
 Reduce = Callable[[Tensor], Tensor]
-"""Function of x of this process; returns the sum over all processes, equal on each, without a gradient."""
+"""Function of a tensor x of this process; returns the sum of x over all processes, equal on each, without a
+gradient."""
 
 
 def total(x: Tensor) -> Tensor:

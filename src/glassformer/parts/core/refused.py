@@ -1,4 +1,4 @@
-"""Errors of pydantic as RequestErrors of one sentence."""
+"""Conversion of pydantic's errors to a RequestError with one sentence."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from glassformer.errors import Code, RequestError
 
 
 def first_problem(error: ValidationError) -> Any:
-    """Returns the first error, unknown keys first, because a misspelt key often explains the rest."""
+    """Returns the first entry of pydantic's list of errors, with unknown keys first, because a misspelt key often
+    explains the others."""
     return min(error.errors(), key=lambda one: one["type"] != "unknown_field")
 
 
 def request_error(error: ValidationError, where: str = "", what: str = "config") -> RequestError:
-    """Returns pydantic's finding as a RequestError; its sentence starts with `where`, and its field is `what` if fields
-    contradict each other."""
+    """Returns a pydantic error as a RequestError. `where` is the start of its sentence; `what` is its field if several
+    fields contradict each other."""
     first = first_problem(error)
     path = ".".join(str(step) for step in first["loc"])
     field = ".".join(filter(None, (path, str(first.get("ctx", {}).get("name", "")))))
@@ -33,7 +34,7 @@ def request_error(error: ValidationError, where: str = "", what: str = "config")
 
 
 def _code_of(kind: str) -> Code:
-    """Returns the code of a RequestError for a kind of pydantic error."""
+    """Returns the code of a RequestError for a type of pydantic error."""
     if kind.endswith(("_type", "_parsing", "_from_float")):
         return "type"
     known: dict[str, Code] = {
@@ -44,7 +45,7 @@ def _code_of(kind: str) -> Code:
 
 
 def explain(error: ValidationError) -> str:
-    """Returns one sentence about the first error."""
+    """Returns one sentence about the first problem of a pydantic error."""
     first = first_problem(error)
     path = ".".join(str(step) for step in first["loc"])
     if first["type"] == "unknown_field":

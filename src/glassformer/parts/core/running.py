@@ -33,14 +33,15 @@ class Tap:
 
 
 class Eagerly:
-    """Stretch of code in which nothing is compiled: the number of its open contexts, and its warnings so far."""
+    """Record of code in which nothing is compiled, because a model is observed or edited: the number of its open
+    contexts, and the warnings already given."""
 
     def __init__(self) -> None:
         self.open = 0
         self.warned: set[str] = set()
 
     def first(self, what: str) -> bool:
-        """Returns True in the first call for `what`."""
+        """Returns True in the first call with this `what`, so that each warning is given once."""
         new = what not in self.warned
         self.warned.add(what)
         return new
@@ -48,16 +49,16 @@ class Eagerly:
 
 @dataclass(frozen=True, eq=False)
 class Running:
-    """State of one thread; the defaults are that of a thread outside any context."""
+    """State of the code that one thread runs; the defaults are the state outside any context."""
 
     taps: Mapping[Any, Tap] | None = None
-    """Functions that sites call (`parts/core/site.py`); None without any."""
+    """Site -> the functions that it calls (`parts/core/site.py`); None if no site calls any."""
     compiles: bool = False
     """True if regions are compiled (`parts/region.py`)."""
     eagerly: Eagerly | None = None
-    """Set while a model is observed or edited: nothing runs compiled, whatever `compiles` is."""
+    """Set while a model is observed or edited: nothing is then compiled, whatever `compiles` is. None otherwise."""
     reduce: Callable[[Tensor], Tensor] | None = None
-    """Sum over the processes that share a batch (`parts/core/reduce.py`); None for one process."""
+    """Function that sums over the processes that share a batch (`parts/core/reduce.py`); None for one process."""
 
 
 NOTHING = Running()
@@ -65,7 +66,7 @@ KEY = "glassformer.running"
 
 
 class _Thread(threading.local):
-    """State of this thread, `now`, and the losses that arise in its passes, the innermost last
+    """State of each thread: `now`, and `added`, the lists of auxiliary losses of its open contexts, the innermost last
     (`parts/core/auxiliary.py`)."""
 
     now: Running
@@ -76,8 +77,8 @@ class _Thread(threading.local):
             self.now = NOTHING
 
     def __getattr__(self, name: str) -> Running:
-        """Returns `now` in one of autograd's threads: the value of the thread that called `backward`, which torch
-        copies."""
+        """Returns the value of `now` in a thread that autograd started: the state of the thread that called `backward`,
+        which torch copies."""
         if name != "now":
             raise AttributeError(name)
         found = torch._C._get_obj_in_tls(KEY) if torch._C._is_key_in_tls(KEY) else None
@@ -85,7 +86,7 @@ class _Thread(threading.local):
 
 
 def ordinary() -> bool:
-    """Returns True if Python started this thread. Autograd starts others, one for each device."""
+    """Returns True if Python started the current thread; False in those that autograd starts, one for each device."""
     return not isinstance(threading.current_thread(), threading._DummyThread)
 
 
@@ -93,7 +94,7 @@ thread = _Thread()
 
 
 def put(now: Running) -> None:
-    """Sets the state of this thread, and of the backward passes that it calls."""
+    """Sets the state of this thread, and of the backward passes that it starts."""
     if ordinary():
         thread.now = now
     if now.taps is None and not now.compiles and now.eagerly is None and now.reduce is None:
@@ -103,8 +104,8 @@ def put(now: Running) -> None:
 
 
 def _forget() -> None:
-    """Removes the stored value, because a thread that ends with one waits forever for Python; torch before 2.13 cannot
-    remove it, and stores None."""
+    """Removes the state that `put` stored in torch's thread-local storage, because a thread that ends with one waits
+    forever for Python. torch before 2.13 cannot remove it, and stores None."""
     if hasattr(torch._C, "_remove_obj_from_tls"):
         torch._C._remove_obj_from_tls(KEY)
     else:
@@ -113,7 +114,7 @@ def _forget() -> None:
 
 @contextmanager
 def running(**changes: Any) -> Iterator[None]:
-    """Sets these fields of the thread's state inside the context."""
+    """Context manager that sets these fields of the current thread's `Running` inside the context."""
     before = {name: getattr(thread.now, name) for name in changes}
     put(replace(thread.now, **changes))
     try:

@@ -29,10 +29,10 @@ Cut = Literal["column", "row", "expert", "vocab", "replicated"]
 
 @dataclass(frozen=True)
 class Shard:
-    """Cut of one linear layer; `units` are equal pieces that stay whole (heads, experts); None for single rows or
-    columns.
+    """Cut of one linear layer among owners. `units` is the number of equal pieces that stay whole (heads, experts);
+    None if single rows or columns may be separated.
 
-    `rows`: rows of the layer in its parameter; None for all of them."""
+    `rows`: number of rows of the layer in its parameter; None for all of them."""
 
     cut: Cut = "replicated"
     units: int | None = None
@@ -40,11 +40,11 @@ class Shard:
 
     @property
     def axis(self) -> int:
-        """Axis of the parameter that is cut."""
+        """Axis along which the parameter is cut."""
         return 1 if self.cut == "row" else 0
 
     def piece(self, values: Tensor, owner: int, owners: int) -> Tensor:
-        """Returns the shard of a layer (o, i), or of a bias (o,), of owner number `owner` of `owners`.
+        """Returns owner number `owner`'s shard, of `owners`, of a layer's weight (o, i) or bias (o,).
 
         Raises RequestError if `owners` does not divide the units."""
         if self.cut == "replicated" or self.axis >= values.dim():
@@ -76,7 +76,7 @@ def declared(module: nn.Module) -> Shards:
 
 
 def shards_of(model: nn.Module) -> Shards:
-    """Returns the declared cuts of every parameter of a model, by its full name."""
+    """Returns {full name: cuts} for every parameter of a model; a parameter without a declared cut is replicated."""
     found: Shards = {}
     for path, module in model.named_modules():
         own = declared(module)
@@ -86,7 +86,7 @@ def shards_of(model: nn.Module) -> Shards:
 
 
 Region = tuple[tuple[int, int], ...]
-"""Range (first, last) of each axis of a tensor."""
+"""Rectangular part of a tensor: (first, last) for each axis."""
 
 
 def regions(shape: Sequence[int], shards: tuple[Shard, ...], owner: int, owners: int) -> list[Region]:

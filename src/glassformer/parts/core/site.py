@@ -16,18 +16,19 @@ class Joint(Protocol):
     """Interface of a value that is divided among several owners (`parallel/tensor.py`)."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """Returns the joined shards of all owners."""
+        """Returns the whole value, from the shard x of each owner."""
 
     def cut(self, x: Tensor) -> Tensor:
-        """Returns this owner's shard of the whole value."""
+        """Returns this owner's shard of the whole value x."""
 
 
 @runtime_checkable
 class Choosy(Protocol):
-    """Look that wants only some heads; a part then need not compute the others for it."""
+    """Observer that wants only some heads, so that a part need not compute the others for it."""
 
     def among(self, heads: int) -> tuple[Look, list[int]]:
-        """Returns a look for the wanted heads, and their indices among `heads`."""
+        """Returns a function that takes the values of the wanted heads, and the indices of these heads among
+        `heads`."""
 
 
 class Site(nn.Module):
@@ -41,11 +42,12 @@ class Site(nn.Module):
     axes: str
     name: str | None
     joint: Joint | None = None
-    """Conversion between shards and the value that is shown and edited; None if the value is whole."""
+    """Conversion between this owner's shard and the whole value, which is shown and edited; None if the value is not
+    divided."""
 
     def __init__(self, axes: str = "bsd", name: str | None = None):
-        """`axes`: dimensions of the value, in the alphabet of the field. `name` replaces the last part of the path, if
-        that is already the name of an attribute."""
+        """`axes`: dimensions of the value, one letter each, such as "bsd". `name` replaces the last step of the site's
+        public path, for a site whose name another attribute has already."""
         super().__init__()
         # bypasses __setattr__: half of all modules are sites, and a quarter of the time a model takes to build is torch
         # looking for parameters
@@ -56,12 +58,12 @@ class Site(nn.Module):
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """Functions of this thread that change the value."""
+        """Functions of this thread that change the value that passes this site."""
         return self._tap.edits
 
     @property
     def looks(self) -> tuple[Look, ...]:
-        """Functions to which this thread shows the value."""
+        """Functions of this thread that are called with the value that passes this site."""
         return self._tap.looks
 
     @property
@@ -71,18 +73,18 @@ class Site(nn.Module):
 
     @property
     def edited(self) -> bool:
-        """True if the value may be changed: the part must then compute with the result."""
+        """True if an edit or a forward hook may change the value: the part must then compute with the result."""
         taps = thread.now.taps  # read at several sites for every token
         return bool(self._forward_hooks) or (taps is not None and bool(taps.get(self, _NO_TAP).edits))
 
     @property
     def watched(self) -> bool:
-        """True if the value is observed: a part may then compute a value that it would otherwise skip."""
+        """True if the value is observed or edited: a part may then compute a value that it would otherwise skip."""
         taps = thread.now.taps  # read at every site for every token
         return bool(self._forward_hooks) or (taps is not None and self in taps)
 
     def show(self, x: Tensor, first: int, total: int) -> None:
-        """Shows rows first, first + 1, ... of `total` to all looks."""
+        """Calls all observers of this site with x, which holds rows first, first + 1, ... of `total` rows."""
         looks = self._tap.looks
         if looks and self.joint is not None:
             x = self.joint.gather(x)
@@ -90,7 +92,8 @@ class Site(nn.Module):
             look(x, first, total)
 
     def lookers(self, heads: int) -> Iterator[tuple[Look, list[int]]]:
-        """Yields (look, heads to show) for every look: all heads, or those that a `Choosy` look wants."""
+        """Yields (function, indices of the heads to show it) for every observer of this site: all heads, or those that
+        a `Choosy` observer wants."""
         looks = self._tap.looks
         if self.joint is not None and looks:  # each owner has separate heads, which are shown together
             yield self.show, list(range(heads))
@@ -122,8 +125,8 @@ _NO_TAP = Tap()
 
 @contextmanager
 def tapped(taps: Iterable[tuple[Site, Tap]]) -> Iterator[None]:
-    """Makes each site call these functions inside the context, after its earlier ones. Leaving removes exactly these,
-    whatever was added or removed since."""
+    """Context manager that makes each site call its functions, after those of earlier contexts. Leaving removes exactly
+    these, whatever was added or removed since."""
     ours = list(taps)
     held = dict(thread.now.taps or {})
     for site, tap in ours:
@@ -152,12 +155,13 @@ def _without(entries: tuple[Any, ...], gone: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 def look_at(looks: Iterable[tuple[Site, Look]]) -> AbstractContextManager[None]:
-    """Shows each look the values that pass its site, inside the context, in this thread."""
+    """Returns a context manager in which each function is called with the values that pass its site, in this thread."""
     return tapped((site, Tap(looks=(look,))) for site, look in looks)
 
 
 def edit_at(edits: Iterable[tuple[Site, Edit]]) -> AbstractContextManager[None]:
-    """Changes the values that pass each site by its edit, inside the context, in this thread, after earlier edits."""
+    """Returns a context manager in which each edit changes the values that pass its site, in this thread, after earlier
+    edits."""
     return tapped((site, Tap(edits=(edit,))) for site, edit in edits)
 
 

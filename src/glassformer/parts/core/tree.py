@@ -10,8 +10,9 @@ from glassformer.parts.core.base import WORDS, of_kind
 
 
 def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequence[str] = ()) -> None:
-    """Sets tree[step]...[last] = value, in place. Another `kind` of a part keeps the fields that both have. `path` is
-    the user's text, `also` other valid first steps, for messages. Raises RequestError."""
+    """Sets tree[step]...[last] = value, in place, in the plain tree of a config. Another `kind` of a part keeps the
+    fields that both kinds have. `path` is the user's text, for messages; `also` are other valid first steps. Raises
+    RequestError for a path that the tree lacks."""
     *way, last = steps
     known = also
     for step in way:
@@ -32,7 +33,7 @@ def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequ
 
 
 def _adding(step: str) -> str:
-    """Returns the short names that add a part of this name, as the end of a sentence."""
+    """Returns the end of a sentence with the short names that add the part `step`; empty if no short name does."""
     some = [str(word) for word, part in WORDS.values() if step in (word.change, part.axis.rpartition("_")[2])]
     return f", such as {', '.join(f'+{word}' for word in some[:4])}" if some else ""
 
@@ -56,7 +57,8 @@ def _key(tree: Any, step: str, path: str, also: Sequence[str]) -> Any:
 
 
 def read_value(text: str) -> Any:
-    """Returns a number, true, false, none, [a list of those], or the text itself."""
+    """Returns the value that a text represents: a number, true, false, none, a list [..] of these, or the text
+    itself."""
     if text.startswith("[") and text.endswith("]"):
         return [read_value(one.strip()) for one in text[1:-1].split(",")] if text[1:-1].strip() else []
     if text.lower() in ("none", "null"):

@@ -39,12 +39,13 @@ class Word:
     change: str = ""
 
     def __str__(self) -> str:
-        """Returns the word for a listing: `gqa:2`, `swiglu[:1024]`, `rope`."""
+        """Returns the short name with its example, as in a listing: `gqa:2`, `swiglu[:1024]`, `rope`."""
         value = f":{self.example}" if self.read else ""
         return f"{self.name}[{value}]" if self.optional else f"{self.name}{value}"
 
     def given(self, value: str | None) -> dict[str, Any]:
-        """Returns the fields of `+name:value`, or of `+name` without a `value`. Raises RequestError."""
+        """Returns the fields that `+name:value` sets, or `+name` for a `value` of None. Raises RequestError for a value
+        that is missing, superfluous or unreadable."""
         if self.read is None:
             if value is not None:
                 raise RequestError(
@@ -76,12 +77,12 @@ def as_words(words: Words) -> tuple[Word, ...]:
 
 
 def whole(name: str) -> Reader:
-    """Returns a reader of a whole number from 1 up into the field."""
+    """Returns a reader of the text after the colon as a whole number >= 1, for the field `name`."""
     return lambda word, text: {name: whole_number(word, text)}
 
 
 def positive(name: str) -> Reader:
-    """Returns a reader of a number above 0 into the field."""
+    """Returns a reader of the text after the colon as a number > 0, for the field `name`."""
     return lambda word, text: {name: positive_number(word, text)}
 
 

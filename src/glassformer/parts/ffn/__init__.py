@@ -1,4 +1,4 @@
-"""Feed-forward networks, which transform each token by itself."""
+"""Feed-forward networks, which transform each token separately."""
 
 from glassformer.parts.ffn.base import FFN, FFNConfig
 from glassformer.parts.ffn.expert_choice import ExpertChoice, ExpertChoiceConfig

@@ -51,7 +51,7 @@ class _GeluTanh(torch.autograd.Function):
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """Returns `F.gelu(x, approximate="tanh")`, keeping only x for the backward pass."""
+    """Returns the activation `F.gelu(x, approximate="tanh")`, keeping only x for the backward pass."""
     return _GeluTanh.apply(x)
 
 
@@ -70,22 +70,22 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 EXTRA_KEPT = {"relu": 0, "sigmoid": 0, "gelu": 1, "gelu_tanh": 1, "silu": 1, "relu2": 1}
-"""Elements that each activation keeps for the backward pass beyond its result."""
+"""Activation -> number of elements that it keeps for the backward pass, per element of its input, beyond its result."""
 
 
 class FFN(nn.Module):
-    """Feed-forward network: forward(x (b,s,d), pass_) -> (b,s,d), for every token separately, or at least independent
-    of later tokens if `causal`. The pass marks padding for an FFN that counts tokens; without a pass, no token is
-    padding."""
+    """Base of feed-forward networks: forward(x (b,s,d), pass_) -> (b,s,d), for every token separately, or at least
+    independent of later tokens if `causal`. The pass marks padding for an FFN that counts tokens; without a pass, no
+    token is padding."""
 
     causal: bool = True
     """True if no output depends on later tokens."""
     separates_documents: bool = True
     """True if no output depends on tokens of other documents."""
     by_token: bool = False
-    """True if each output depends only on its token."""
+    """True if each output depends only on the token at its position."""
     enter: Seam | None = None
-    """Function applied to x first, if several owners share the FFN (`parts/core/owner.py`)."""
+    """Function applied to x first if several owners share the FFN (`parts/core/owner.py`); None for one owner."""
 
     @property
     def spreads(self) -> bool:
@@ -93,12 +93,13 @@ class FFN(nn.Module):
         return self.by_token
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns weight matrices by the name of the site each makes, or of its parameter."""
+        """Returns the weight matrices of this FFN by the name of the site that each makes, or of its parameter."""
         return matrices_of(self)
 
 
 def _matched(hidden: int | None, before: int, after: int) -> int | None:
-    """Returns the width at which `after` matrices have the weights of `before`; a smaller width is rounded up to 8."""
+    """Returns the width at which `after` matrices have together the weights of `before` matrices of width `hidden`; a
+    smaller width is rounded up to a multiple of 8. None for None."""
     if hidden is None or before == after:
         return hidden
     return -(-before * hidden // (8 * after)) * 8 if after > before else round(hidden * before / after)
@@ -108,23 +109,24 @@ class FFNConfig(PartConfig, axis="ffn"):
     hidden: int | None = Field(None, gt=0, le=1 << 24)
     """Width f of the hidden layer; None for the width that keeps 8 d^2 weights."""
     causal: ClassVar[bool] = True
-    """True if no output depends on later tokens."""
+    """True if no output of the FFN depends on later tokens."""
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> FFN:
-        """Returns the module: forward(x (b, s, d), pass_) -> (b, s, d), d = `ctx.d_model`, with a hidden layer of
+        """Returns the FFN: forward(x (b, s, d), pass_) -> (b, s, d), d = `ctx.d_model`, with a hidden layer of
         `width(ctx)`. Raises RequestError for an impossible width."""
 
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns parameters, FLOPs (2 for each multiplication with an addition) and bytes for this shape."""
+        """Returns parameters, FLOPs (2 for each multiplication with an addition) and bytes of the FFN for this
+        shape."""
 
     @abstractmethod
     def width(self, ctx: BuildContext) -> int:
-        """Returns `hidden`, or its default."""
+        """Returns the width of the hidden layer: `hidden`, or the default for this model."""
 
     def divided(self, ctx: BuildContext, owners: int) -> FFNConfig:
-        """Returns the config of one owner's share: an FFN with its part of the hidden layer."""
+        """Returns the config of one owner's share: an FFN with 1/`owners` of the hidden layer."""
         return self.replace(hidden=self.width(ctx) // owners)
 
     def check_built(self, ffn: FFN) -> None:
@@ -137,27 +139,29 @@ class FFNConfig(PartConfig, axis="ffn"):
             )  # fmt: skip
 
     def n_matrices(self) -> int:
-        """Returns the number of matrices of d x hidden weights, so that a change of kind can keep the number of
-        weights."""
+        """Returns the number of d x hidden matrices that this network has, so that a change to another kind can keep
+        the number of weights."""
         return 2
 
     def as_experts(self) -> dict[str, Any] | None:
-        """Returns the fields of an `ExpertsConfig` whose experts equal this network; None if experts cannot."""
+        """Returns the fields of an `ExpertsConfig` whose experts are networks of this kind; None if experts cannot
+        be."""
         return None
 
     def absorbing(self, new: FFNConfig, hidden: int | None) -> FFNConfig | None:
-        """Returns this network with the kind of `new` inside it, in place of `new`; None if it has no networks
-        inside."""
+        """Returns this config with its inner networks changed to the kind of `new`, for a model in which `new` replaces
+        the FFN; None if this FFN consists of no inner networks, so that `new` replaces all of it."""
         return None
 
     def with_bias(self, bias: bool) -> Any:
-        """Returns the config with or without biases on its matrices, if it has the choice."""
+        """Returns this config with biases on or off; unchanged if this kind of FFN has no field `bias`."""
         return self.replace(bias=bias) if "bias" in type(self).model_fields else self
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
-        """Returns this kind in place of `old`. Keeps the number of weights (three matrices of 2/3 the width for two,
-        and back) and the biases, chosen or not. Experts stay experts."""
+        """Returns a config of this kind in place of `old`, with the given `fields`. The number of weights stays (three
+        matrices of 2/3 the width for two, and the reverse), and so do the biases. Experts stay experts, whose networks
+        change their kind. For None, a model without an FFN, the width is the default."""
         size = fields.pop("hidden", None)
         if type(old) is cls:
             return old.replace(**fields, hidden=size or old.hidden)

@@ -62,7 +62,7 @@ class ExpertChoice(FFN):
         self.affinity, self.out = Site("bse"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices by name; those of the experts have one "head" for each expert."""
+        """Returns the weight matrices by name; those of the experts have one "head" for each expert."""
         maps = {"gate": self.gate_proj, "up": self.up_proj, "down": self.down_proj}
         own = {
             name: Matrix(linear.weight, 0, len(linear.weight), len(linear.outs), linear)
@@ -75,15 +75,16 @@ class ExpertChoice(FFN):
         return self.out(self.mix(x, *self.take(self.affinity(self.router.score(self.router(x))))))
 
     def take(self, p: Float[Tensor, "b s e"]) -> tuple[Float[Tensor, "b e c"], Int[Tensor, "b e c"]]:
-        """Returns the weights and indices of the tokens that each expert takes."""
+        """Returns (weights, indices), (b, e, c) each, of the c tokens that every expert takes, from the affinities
+        p."""
         count = taken_of(p.shape[1], self.top_k, p.shape[2])
         by_expert = p.transpose(1, 2)
         taken = by_expert.detach().topk(count, dim=-1).indices
         return by_expert.gather(-1, taken), taken
 
     def mix(self, x: Float[Tensor, "b s d"], weights: Tensor, taken: Tensor) -> Float[Tensor, "b s d"]:
-        """Returns the mixed output; all experts have equally many rows, so their matrices are factors of one batched
-        matmul."""
+        """Returns the output of the mixture for the tokens `taken` and their `weights` (b, e, c). All experts have
+        equally many rows, so their matrices are factors of one batched matmul."""
         (b, s, d), e = x.shape, taken.shape[1]
         at = (taken + s * torch.arange(b, device=x.device)[:, None, None]).transpose(0, 1).reshape(e, -1)
         rows = x.flatten(0, 1)[at]  # (e, b c, d)
@@ -94,7 +95,8 @@ class ExpertChoice(FFN):
         return y.new_zeros(b * s, d).index_add(0, at.flatten(), y.flatten(0, 1)).view(b, s, d)
 
     def naive_mix(self, x: Float[Tensor, "b s d"], weights: Tensor, taken: Tensor) -> Float[Tensor, "b s d"]:
-        """Computes the definition: every expert computes every token, with weight 0 for tokens that it did not take."""
+        """Returns the output of the mixture by its definition: every expert computes every token, with weight 0 for
+        tokens that it did not take."""
         y = torch.zeros_like(x)
         shares = weights.new_zeros(*taken.shape[:2], x.shape[1]).scatter(-1, taken, weights)  # (b, e, s)
         for i in range(taken.shape[1]):
@@ -104,12 +106,13 @@ class ExpertChoice(FFN):
 
 
 def taken_of(s: int, k: int, e: int) -> int:
-    """Returns c, the number of tokens that each of e experts takes of s."""
+    """Returns c = ceil(s k / e), the number of tokens that each of e experts takes of s tokens, for k experts per token
+    on average."""
     return min(s, math.ceil(s * k / e))
 
 
 def _each(linear: GroupedLinear, rows: Float[Tensor, "e r i"]) -> Float[Tensor, "e r o"]:
-    """Returns the rows of expert i times its matrix, for all experts."""
+    """Returns, for every expert i, the product of its rows (r, i) with its matrix."""
     y = torch.bmm(rows, linear.maps().transpose(1, 2))
     return y if linear.bias is None else y + linear.bias.to(y.dtype).view(len(linear.outs), 1, -1)
 
@@ -150,7 +153,8 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: object) -> FFNConfig | None:
-        """Returns experts of the kind of `old`, each of 1/K of its width, as for `ExpertsConfig`."""
+        """Returns a config of experts of the kind of `old`, each of 1/`top_k` of the width of `old`, as
+        `ExpertsConfig.replacing` does."""
         if old is None or type(old) is cls:
             return old and old.replace(**fields)
         if (like := old.as_experts()) is None:
@@ -162,13 +166,13 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
         return cls(**{**like, **fields, "hidden": hidden})
 
     def dense(self, hidden: int | None) -> GluConfig | MlpConfig:
-        """Returns the config of a dense network of the experts' kind, of another width."""
+        """Returns the config of a dense network of the experts' kind, of width `hidden`; None for the default width."""
         kind = GluConfig if self.gated else MlpConfig
         return kind(hidden=hidden, activation=self.activation, bias=self.bias)
 
     def divided(self, ctx: BuildContext, owners: int) -> ExpertChoiceConfig:
-        """Returns the config with its width resolved; whole experts are divided among owners, not their hidden
-        layer."""
+        """Returns the config of one owner, with the default width filled in: owners divide whole experts, not the
+        hidden layer."""
         return self.replace(hidden=self.width(ctx))
 
     def width(self, ctx: BuildContext) -> int:
@@ -181,7 +185,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost: c rows for each expert in every text; the weights of all experts are moved."""
+        """Returns the cost of the experts: c rows for each in every text; the weights of all experts are moved."""
         e, k = self.n_experts, self.top_k
         fp32 = torch.promote_types(shape.inputs, torch.float32)
         wide = Shape(**{**vars(shape), "product_dtype": fp32, "input_dtype": fp32})

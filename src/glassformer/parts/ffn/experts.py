@@ -103,14 +103,14 @@ class Router(Linear):
             self.register_buffer(name, None if balance_rate is None else torch.zeros(n_experts))
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
-        """Returns the logits (..., e)."""
+        """Returns the logits (..., e) of all experts for each token."""
         with full_precision(x):
             weight = self.weight if self.reparam is None else self.reparam(self.weight)
             logits = rowwise_linear(wide(x), wide(weight))
             return logits if self.bias is None else logits + wide(self.bias)
 
     def choose(self, p: Float[Tensor, "*b e"]) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]]:
-        """Returns w and I, (..., k) each."""
+        """Returns (weights w, indices I) of the k experts chosen for each token, (..., k) each, from p."""
         rank = p.detach() if self.selection_bias is None else p.detach() + self.selection_bias
         rank = rank.masked_fill(p <= 0, -torch.inf)
         if self.n_groups > 1:
@@ -122,7 +122,8 @@ class Router(Linear):
         return weights * self.scale, chosen
 
     def _in_groups(self, rank: Float[Tensor, "*b e"]) -> Float[Tensor, "*b e"]:
-        """Returns rank with -inf outside the chosen groups."""
+        """Returns the values `rank` that decide the choice of experts, with -inf for experts outside the
+        `top_groups` best groups."""
         of_group = rank.unflatten(-1, (self.n_groups, -1))
         best = of_group.topk(self.group_best, dim=-1).values.sum(-1).topk(self.top_groups, dim=-1).indices
         counts = torch.zeros_like(of_group[..., 0], dtype=torch.bool).scatter(-1, best, True)
@@ -131,7 +132,8 @@ class Router(Linear):
     def serve(
         self, weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"], real: Bool[Tensor, "*b"] | None = None
     ) -> Float[Tensor, "*b k"]:
-        """Returns the weights, with 0 for assignments beyond an expert's capacity in this pass."""
+        """Returns the weights of the chosen experts, with 0 for each assignment beyond an expert's capacity in this
+        pass. `real`: mask of tokens that are not padding; None for all."""
         if self.capacity is None:
             return weights
         late = self.late(chosen, real)
@@ -139,7 +141,8 @@ class Router(Linear):
         return weights.masked_fill(late, 0.0)
 
     def late(self, chosen: Int[Tensor, "*b k"], real: Bool[Tensor, "*b"] | None = None) -> Bool[Tensor, "*b k"]:
-        """Returns a mask of assignments beyond an expert's capacity; all False without one. Padding takes no place."""
+        """Returns a mask, True for each assignment beyond an expert's capacity; all False without a capacity. Padding
+        takes no place."""
         if self.capacity is None:
             return torch.zeros_like(chosen, dtype=torch.bool)
         flat, e = chosen.flatten(), self.outs[0]
@@ -183,7 +186,8 @@ class Router(Linear):
 
 
 def mean_of(x: Float[Tensor, "n ..."], real: Bool[Tensor, "*b"] | None) -> Tensor:
-    """Returns the mean over the rows in `real` (None for all; 0 without any), bit for bit `x.mean(0)` if all are."""
+    """Returns the mean of the rows of x that the mask `real` marks; None for all rows. 0 if it marks none, and bit for
+    bit `x.mean(0)` if it marks all."""
     if real is None:
         return x.mean(0)
     rows = real.flatten()
@@ -261,14 +265,14 @@ class Experts(FFN):
         return self.router.outs[0]
 
     def keep(self, first: int, last: int, exchange: Exchange) -> None:
-        """Keeps only some experts, as `parts.core.exchange.Exchanging` defines."""
+        """Removes all experts but `first` .. `last`-1 from this rank, as `parts.core.exchange.Exchanging` defines."""
         for linear in (self.gate_proj, self.up_proj, self.down_proj):
             if linear is not None:
                 linear.keep(first, last)
         self.exchange = exchange
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices by name; those of the experts have one "head" for each expert."""
+        """Returns the weight matrices by name; those of the experts have one "head" for each expert."""
         maps = {"gate": self.gate_proj, "up": self.up_proj, "down": self.down_proj}
         own = {
             name: Matrix(linear.weight, 0, len(linear.weight), len(linear.outs), linear)
@@ -281,7 +285,7 @@ class Experts(FFN):
         return {"router": Matrix.of(self.router), **own, **{f"shared.{name}": one for name, one in shared.items()}}
 
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
-        """Computes the mixture. Padding does not count for the router."""
+        """Returns the output y of the mixture; padding does not count for the load of experts."""
         real = None if pass_ is None else pass_.real
         logits = self.router(x)
         p = self.routing(self.router.score(logits))
@@ -300,11 +304,12 @@ class Experts(FFN):
 
     @property
     def spreads(self) -> bool:
-        """True unless an expert serves only the first tokens of a pass."""
+        """True if processes may share the tokens of a sequence: not with a capacity, under which an expert serves only
+        the first tokens of a pass."""
         return self.router.capacity is None and (self.shared is None or self.shared.spreads)
 
     def of_shared(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        """Returns the output of the shared experts, times their gate if any."""
+        """Returns the output of the shared experts for x, times the shared gate if the model has one."""
         assert self.shared is not None
         seen = self.shared(x)
         return seen if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * seen
@@ -312,7 +317,8 @@ class Experts(FFN):
     def mix(
         self, x: Float[Tensor, "*b d"], weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"]
     ) -> Float[Tensor, "*b d"]:
-        """Returns sum_k w_k E_k(x), or sum_k E_k(w_k x) by weigh="input"; reads an expert once, its rows together."""
+        """Returns the output of the routed experts, sum_k w_k E_k(x), or with weigh="input" sum_k E_k(w_k x). The
+        weights of an expert are read once, for all its rows together."""
         by_expert, order = chosen.flatten().sort(stable=True)
         flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
         flat = flat.to(product_dtype(flat))
@@ -331,8 +337,8 @@ class Experts(FFN):
             rows, groups = journey.there(rows)
 
         def at(site: Site, rows: Tensor) -> Tensor:
-            """Returns `rows` after the site's edits; the site receives them as (*b, k, f): by token, in the order of
-            the choice."""
+            """Returns the expert rows `rows` after the edits of a site; observers and edits of the site receive them as
+            (*b, k, f), token by token, in the order of the choice."""
             if not site.watched:
                 return rows
             own = rows if journey is None else journey.back(rows)
@@ -354,11 +360,12 @@ class Experts(FFN):
         return (y if self.weigh == "input" else y * weights[..., None]).sum(-2).to(y.dtype)
 
     def naive_mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
-        """Computes the definition: every expert computes every token, with weight 0 for tokens that did not choose
-        it."""
+        """Returns the output of the routed experts by its definition: every expert computes every token, with weight 0
+        for tokens that did not choose it."""
 
         def every(linear: GroupedLinear, x: Tensor) -> Tensor:
-            """Maps (n, i) or (n, e, i) to (n, e, o)."""
+            """Returns the results (n, e, o) of the linear layer of each expert for x: (n, i), equal for all experts, or
+            (n, e, i)."""
             y = torch.einsum("...i,eoi->...eo" if x.dim() == 2 else "...ei,eoi->...eo", x, linear.maps())
             return y if linear.bias is None else y + linear.bias.view(len(linear.outs), -1)
 
@@ -373,7 +380,8 @@ class Experts(FFN):
 
 
 def read_experts(word: str, text: str) -> dict[str, Any]:
-    """Returns the fields of moe:E:K or moe:E:K:F: E experts, K per token, each F wide."""
+    """Returns the fields of a config that the text of moe:E:K or moe:E:K:F sets: E experts, K per token, each F
+    wide."""
     if not 2 <= text.count(":") + 1 <= 3:
         raise RequestError(
             f"{word}:{text}: use moe:experts:chosen, such as moe:8:2, or moe:experts:chosen:hidden",
@@ -384,8 +392,8 @@ def read_experts(word: str, text: str) -> dict[str, Any]:
 
 
 class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "8:2")):
-    """Mixture of experts. `hidden` is the width of one expert; if None, such that the experts of a token, shared ones
-    included, together have the weights of one dense network, up to a multiple of 8."""
+    """Config of a mixture of experts. `hidden` is the width of one expert; None for the width at which the experts of a
+    token, shared ones included, together have the weights of one dense network, up to a multiple of 8."""
 
     n_experts: int = Field(8, gt=0, le=1 << 16)
     top_k: int = Field(2, gt=0, le=1 << 16)
@@ -450,8 +458,9 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
-        """Returns experts of the kind of `old`; None without an FFN. A token uses equally many weights as before: each
-        of its K experts has 1/K of the width. Raises RequestError for a kind that experts cannot have."""
+        """Returns a config of experts of the kind of `old`, with the given `fields`; None for None. A token uses
+        equally many weights as before: each of its K experts has 1/K of the width. Raises RequestError for a kind that
+        experts cannot have."""
         if old is None:
             return None
         if type(old) is cls:
@@ -465,7 +474,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         return cls(**like, **fields, hidden=hidden)
 
     def dense(self, hidden: int | None) -> GluConfig | MlpConfig:
-        """Returns the config of a dense network of the experts' kind, of another width."""
+        """Returns the config of a dense network of the experts' kind, of width `hidden`; None for the default width."""
         more = {"clamp": self.clamp} if self.gated else {}
         kind = GluConfig if self.gated else MlpConfig
         return kind(hidden=hidden, activation=self.activation, bias=self.bias, **more)
@@ -510,8 +519,8 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         return self.dense(self.shared_hidden or self.n_shared * self.width(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost: k rows of an expert for every token. The weights of at least k experts are moved. Results,
-        the choice and its weights are kept in addition to the tensors of the networks."""
+        """Returns the cost of the experts: k rows for every token. The weights of at least k experts are moved. The
+        results, the choice and its weights are kept in addition to the tensors of the networks."""
         d, e, k = ctx.d_model, self.n_experts, self.top_k
         fp32 = torch.promote_types(shape.inputs, torch.float32)
         router = linear_cost(ctx, replace(shape, product_dtype=fp32, input_dtype=fp32), d, e, bias=self.router_bias)
@@ -536,7 +545,8 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
 
 
 def kind_inside(new: FFNConfig) -> dict[str, Any]:
-    """Returns the fields of experts that have the kind of a network. Raises RequestError if experts cannot."""
+    """Returns the fields `gated` and `activation` that make experts networks of the kind of `new`. Raises RequestError
+    for a kind that experts cannot have."""
     if (like := new.as_experts()) is None:
         raise RequestError(
             f"experts cannot be of the kind {new.kind}; give the model another ffn first, or leave out the experts",

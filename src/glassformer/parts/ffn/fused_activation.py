@@ -26,16 +26,17 @@ ENDINGS = {
     "silu": ("swish", ""),
     "sigmoid": ("sigmoid", ""),
 }
-"""oneDNN's name and algorithm of each supported activation."""
+"""Activation -> (oneDNN's name, oneDNN's algorithm), for each activation that oneDNN can fuse."""
 ROWS = 32
-"""Number of tokens at which a matmul becomes bound by arithmetic, and the operations around it by memory."""
+"""Least number of tokens for which fusion gains time: matmuls are then bound by arithmetic, and the operations around
+them by memory."""
 
 Product = tuple[Linear, Site]
 """Tuple of a linear layer and the site of its result."""
 
 
 def activated_at_once(x: Tensor, activation: str, up: Product) -> Tensor | None:
-    """Returns phi(x W^T + b), x (..., i) -> (..., o), in one pass; None if the definition must compute it."""
+    """Returns phi(x W^T + b) (..., o) of x (..., i), computed in one pass; None if oneDNN cannot compute it here."""
     if not _serves(x, activation, up):
         return None
     _show(x, up)
@@ -43,8 +44,8 @@ def activated_at_once(x: Tensor, activation: str, up: Product) -> Tensor | None:
 
 
 def gated_at_once(x: Tensor, activation: str | None, gate: Product, up: Product) -> Tensor | None:
-    """Returns phi(x W_gate^T + b) * (x W_up^T + b), x (..., d) -> (..., f), in two passes; None if the definition must
-    compute it."""
+    """Returns phi(x W_gate^T + b) * (x W_up^T + b) (..., f) of x (..., d), computed in two passes; None if oneDNN
+    cannot compute it here."""
     if not _serves(x, activation, gate, up):
         return None
     _show(x, gate, up)
@@ -54,7 +55,8 @@ def gated_at_once(x: Tensor, activation: str | None, gate: Product, up: Product)
 
 
 def _serves(x: Tensor, activation: str | None, *products: Product) -> bool:
-    """Returns True if oneDNN can compute these matmuls of x (..., s, i), and no edit changes a result in between."""
+    """Returns True if oneDNN can compute these matmuls of x (..., s, i) with this activation, and no edit changes one
+    of their results."""
     return (
         activation in ENDINGS
         and x.dtype == torch.bfloat16
@@ -71,7 +73,8 @@ def _serves(x: Tensor, activation: str | None, *products: Product) -> bool:
 
 
 def _show(x: Tensor, *products: Product) -> None:
-    """Shows the unfused results to observers, because the fused pass does not produce them."""
+    """Computes each matmul separately and shows its result to the observers of its site, because the fused pass does
+    not produce it."""
     if any(site.watched for _, site in products):
         for linear, site in products:
             site(linear(x))
@@ -111,7 +114,7 @@ class _SwiGlu(torch.autograd.Function):
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Returns silu(gate) * up."""
+    """Returns silu(gate) * up, keeping only gate and up for the backward pass."""
     if torch.is_grad_enabled():
         return _SwiGlu.apply(gate, up)
     if gate.dtype != wide(gate).dtype:  # torch's silu rounds twice, and is many times faster than three passes in fp32
@@ -150,6 +153,6 @@ class _ClampedGlu(torch.autograd.Function):
 
 
 def clamped_glu(gate: Tensor, up: Tensor, limit: float, alpha: float, shift: float) -> Tensor:
-    """Computes `naive_clamped_glu`, keeping only gate and up for the backward pass."""
+    """Returns the result of `naive_clamped_glu`, keeping only gate and up for the backward pass."""
     numbers = limit, alpha, shift
     return _ClampedGlu.apply(gate, up, *numbers) if torch.is_grad_enabled() else _clamped(gate, up, *numbers)

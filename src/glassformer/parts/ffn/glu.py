@@ -51,7 +51,7 @@ class Glu(FFN):
         self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices by name."""
+        """Returns the weight matrices of this FFN by the names gate, up and out."""
         return {"gate": Matrix.of(self.gate_proj), "up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
     def divide(self, owner: Owner) -> None:
@@ -67,7 +67,7 @@ class Glu(FFN):
 
 
 def gated(activation: Activation) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns the function (gate, up) -> activation(gate) * up, the definition."""
+    """Returns the gating (gate, up) -> activation(gate) * up as a function, by its definition."""
     return lambda gate, up: activation(gate) * up
 
 
@@ -79,17 +79,17 @@ class Clamp(Value):
     alpha: float = Field(1.702, gt=0)
     """Factor in the sigmoid: 1 for silu; 1.702 for nearly gelu."""
     shift: float = 1.0
-    """Constant added to u; with 1, an `up` of zero passes the gate."""
+    """Constant added to u; with 1, a token whose u is zero still passes the gate."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_a_number(cls, value: Any) -> Any:
-        """Converts a number to the limit."""
+        """Converts a number to the fields of a `Clamp` with that `limit`; other values are unchanged."""
         return {"limit": value} if isinstance(value, (int, float)) else value
 
 
 def naive_clamped_glu(gate: Tensor, up: Tensor, clamp: Clamp) -> Tensor:
-    """Computes the definition."""
+    """Returns the bounded gating h of `Clamp` for gate and up, by its definition."""
     g, u = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
     return g * torch.sigmoid(clamp.alpha * g) * (u + clamp.shift)
 
@@ -99,7 +99,8 @@ FUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": swiglu}
 
 
 def gating(activation: str, clamp: Clamp | None = None) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns the fastest function (gate, up) -> phi(gate) * up."""
+    """Returns the fastest function (gate, up) -> phi(gate) * up for this activation phi, with the bounds of `clamp` if
+    given."""
     if clamp is not None:
         return partial(clamped_glu, limit=clamp.limit, alpha=clamp.alpha, shift=clamp.shift)
     return FUSED.get(activation) or gated(ACTIVATIONS[activation])
@@ -112,7 +113,7 @@ _WORDS = tuple(
 
 
 def refuse_clamp(clamp: Clamp | None, activation: str) -> None:
-    """Raises RequestError, in a validator, if bounds are set for another activation than silu."""
+    """Raises RequestError if bounds are set together with another activation than silu; for a validator."""
     if clamp is not None and activation != "silu":
         raise RequestError(
             f"clamp bounds a gate of silu, and activation={activation}; use silu, or leave clamp out",

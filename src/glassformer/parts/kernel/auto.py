@@ -40,7 +40,7 @@ class Auto(Kernel):
         return self.fastest(facts).has_pairs(facts)
 
     def fastest(self, facts: CallFacts) -> Kernel:
-        """Returns the kernel that computes a call with these facts."""
+        """Returns the fastest kernel that computes a call with these facts on this machine."""
         for name in ranking(facts):
             if not self.kernels[name].refusal(facts):
                 break

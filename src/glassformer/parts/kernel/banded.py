@@ -31,8 +31,9 @@ LEAST_BLOCK = 32
 
 
 class Tile(NamedTuple):
-    """Tile of attention: queries `begin` .. `end`-1 against the keys of `spans`; `mask` is added to the columns from
-    `since`."""
+    """Tile of attention: one block of queries, given by the index of its first query and the index after its last,
+    against the keys of the intervals `spans`. `mask` is added to the scores of those keys from column `since` on; None
+    if all these keys are visible."""
 
     begin: int
     end: int
@@ -68,8 +69,8 @@ class Banded(Kernel):
         return _Tiles.apply(call.q, call.k, call.v, call.score_scale, tiles, call.sinks)
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """Returns the bytes kept: the pattern of each block, and keys and values laid out token by token or head by
-        head."""
+        """Returns the tensors kept of a training call: the pattern of each block, and keys and values laid out token by
+        token or head by head."""
         if (rate := visibility.stride) > 1:
             folds = facts._replace(batch=facts.batch * rate, s=-(-facts.s // rate), t=-(-facts.t // rate))
             kept = self.keeps(folds, visibility.folded(0), heads._replace(by_head=False))
@@ -95,15 +96,16 @@ class Banded(Kernel):
         return sum((end - begin) * _width(spans) for begin, end, spans in self.blocks(visibility, s, t))
 
     def blocks(self, visibility: Visibility, s: int, t: int) -> list[tuple[int, int, Spans]]:
-        """Returns [(begin, end, spans)]: queries begin .. end-1, and the intervals of keys that one of them may attend
-        to; the queries are the last s of t tokens."""
+        """Returns the blocks of queries, ascending, as (first, end, spans): queries first .. end-1 of the s, and the
+        intervals of keys that one of them may attend to. The queries are the last s of t tokens."""
         size, before = self._size(visibility), t - s
         ends = {*range(size - before % size, s, size), *(cut - before for cut in visibility.cuts(t))}
         edges = [0, *sorted(end for end in ends if 0 < end < s), s]
         return [(begin, end, visibility.spans(before + begin, before + end, t)) for begin, end in pairwise(edges)]
 
     def _size(self, visibility: Visibility) -> int:
-        """Returns the queries of a block: the number with equal visibility, or a part of it, or a multiple."""
+        """Returns the number of queries in a block: the number of queries with equal visibility, a part of that number,
+        or a multiple."""
         tile = visibility.tile or self.block
         if tile < self.block:
             return tile * max(1, LEAST_BLOCK // tile) if self.block >= LEAST_BLOCK else tile
@@ -111,7 +113,7 @@ class Banded(Kernel):
         return tile // parts if tile % parts == 0 else self.block
 
     def tiles(self, call: AttentionCall) -> list[Tile]:
-        """Returns the blocks with their masks: -inf for invisible pairs, plus the bias if any."""
+        """Returns the tiles of a call, with their masks: the bias or 0 for visible pairs, -inf for others."""
         visibility, s, t = call.visibility, call.q.shape[1], call.k.shape[1]
         b, n, q_idx, k_idx = call.at
         made = []
@@ -137,7 +139,8 @@ class Banded(Kernel):
         return made
 
     def _general(self, call: AttentionCall) -> Tensor:
-        """Computes attention for any bias, indices, intervals and dropout: equal blocks, differentiated by torch."""
+        """Returns z (b, s, n, hv) for a call with any bias, indices, intervals and dropout: block by block, with
+        torch's backward pass."""
         q, k, v = call.q, call.k, call.v
         batch, s, n, h = q.shape
         t, g = k.shape[1], k.shape[2]
@@ -186,17 +189,18 @@ def _width(spans: Spans) -> int:
 
 
 def _within(x: Tensor, spans: Spans, dim: int) -> Tensor:
-    """Returns the intervals of x, one after another; a single one is not copied."""
+    """Returns a tensor of only the intervals of x along the axis `dim`, one after another; a single interval is not
+    copied."""
     parts = [x.narrow(dim, begin, end - begin) for begin, end in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 class _Tiles(torch.autograd.Function):
-    """Attention over tiles. Every query attends to its own key here, so no row of a pattern is empty. Sinks are an
-    additional key of zeros, which every tile reads last.
+    """Autograd function of attention over tiles. Every query attends to at least its own key here, so no row of a
+    pattern is empty. Sinks are an additional key of zeros, which every tile reads last.
 
-    Grouped heads become rows: the n/g query heads that share keys are stacked in one matmul. Scores are overwritten in
-    place by the pattern, and its gradient by theirs, while they are still in cache."""
+    Grouped heads become rows: the n/g query heads that share keys are stacked in one matmul. The pattern overwrites the
+    scores in place, and the gradient of the scores that of the pattern, while they are still in cache."""
 
     @staticmethod
     def forward(
@@ -259,12 +263,14 @@ class _Tiles(torch.autograd.Function):
 
 
 def scaled_product(x: Tensor, y: Tensor, scale: float) -> Tensor:
-    """Returns scale x y, x (B, r, i), y (B, i, c), scaled while it is written, without a separate pass."""
+    """Returns scale x y for x (B, r, i) and y (B, i, c), scaled while the product is written, without a separate
+    pass."""
     return torch.baddbmm(x.new_empty(x.shape[0], x.shape[1], y.shape[2]), x, y, beta=0, alpha=scale)
 
 
 class Sum:
-    """Sum of parts (B, width, h) of intervals in (B, t, h); a first part that covers everything is not copied."""
+    """Sum in a tensor (B, t, h) of parts (B, width, h), each for the tokens of some intervals; if the first part covers
+    all tokens it becomes the sum, without a copy."""
 
     def __init__(self, like: Tensor):
         self.like = like

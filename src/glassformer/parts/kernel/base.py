@@ -25,7 +25,7 @@ pass."""
 
 
 def anew(key: Hashable, make: Callable[[], Any]) -> Any:
-    """Returns make(): the `Once` that keeps nothing."""
+    """Returns make() without keeping it: the `Once` of a call outside a pass."""
     return make()
 
 
@@ -47,7 +47,7 @@ class ScoreBias:
 
     @property
     def learned(self) -> bool:
-        """True if one of the parameters wants a gradient."""
+        """True if one of the parameters requires a gradient."""
         return any(parameter.requires_grad for parameter in self.parameters)
 
     def __call__(self, score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
@@ -80,20 +80,20 @@ class CallFacts(NamedTuple):
     t: int = 1
     head_dim: int = 64
     width: int | None = None
-    """Approximate bound of the keys that most queries attend to; None without a bound."""
+    """Approximate bound of the number of keys that most queries attend to; None without a bound."""
     plain: bool = True
-    """See `AttentionCall.plain`."""
+    """True if only the order of the tokens decides visibility, and the scores have no bias."""
     masked: bool = False
-    """See `AttentionCall.masked`."""
+    """True if a kernel that knows only the full and the causal square of pairs needs a mask."""
     additive: bool = True
-    """True without a bias, or with an additive one."""
+    """True for a call without a bias, or with one that a mask can carry."""
     learned: bool = False
-    """True if the bias has parameters that want a gradient."""
+    """True if the bias has parameters that require a gradient."""
     dropout: bool = False
     grad: bool = False
-    """True if the result wants a gradient."""
+    """True if the result requires a gradient."""
     sinks: bool = False
-    """True with `AttentionCall.sinks`."""
+    """True if each head has a sink, an additional score without a key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,22 +126,22 @@ class AttentionCall:
     sinks: Float[Tensor, " n"] | None = None
 
     def replace(self, **changes: Any) -> AttentionCall:
-        """Returns a copy with some fields changed."""
+        """Returns a copy of this call with some fields changed."""
         return replace(self, **changes)
 
     @property
     def score_scale(self) -> float:
-        """Factor on scores: `scale`, or its default 1 / sqrt(h)."""
+        """Factor on the scores: `scale`, by default 1 / sqrt(h)."""
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
     def additive(self) -> bool:
-        """True without a bias, or with one that a mask can carry."""
+        """True for a call without a bias, or with one that a mask can carry."""
         return self.bias is None or self.bias.additive
 
     @property
     def learned(self) -> bool:
-        """True if the bias wants a gradient for its parameters now."""
+        """True if the bias has parameters whose gradient is recorded now."""
         return self.bias is not None and self.bias.learned and torch.is_grad_enabled()
 
     @property
@@ -151,7 +151,7 @@ class AttentionCall:
 
     @property
     def near(self) -> bool:
-        """True if all t keys are within the visibility's reach."""
+        """True if all t keys are within the reach of the visibility, so that it hides none of them by distance."""
         reach = self.visibility.reach
         return reach is None or reach >= self.k.shape[1]
 
@@ -178,7 +178,7 @@ class AttentionCall:
 
     @property
     def grad(self) -> bool:
-        """True if the result wants a gradient."""
+        """True if the result requires a gradient."""
         if not torch.is_grad_enabled():
             return False
         sinks = self.sinks is not None and self.sinks.requires_grad
@@ -196,7 +196,8 @@ class AttentionCall:
 
     @property
     def tokens(self) -> Index:
-        """Positions (q_idx, k_idx): `index`, or its default filled in."""
+        """Positions (q_idx, k_idx) of the queries and keys: `index`, by default those of the last s and of all t
+        tokens."""
         s, t, device = self.q.shape[1], self.k.shape[1], self.q.device
         return self.index or (torch.arange(t - s, t, device=device), torch.arange(t, device=device))
 
@@ -206,18 +207,20 @@ class AttentionCall:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """Key that is equal for two calls of one pass with equal masks. Tensors in it count by identity."""
+        """Hashable key of the call's mask, equal for two calls of one pass with equal masks. Tensors in it count by
+        identity."""
         where = self.index or (self.q.shape[1], self.k.shape[1])
         return (self.visibility.key, self.bias and self.bias.key, *where, self.q.dtype)
 
     def additive_mask(self, dtype: torch.dtype) -> Tensor:
-        """Returns the mask: 0 or the bias where visible, -inf elsewhere, broadcastable to (b, n, s, t). Differentiable
-        in the bias."""
+        """Returns the mask that is added to the scores: 0 or the bias for visible pairs, -inf for others, broadcastable
+        to (b, n, s, t). The bias keeps its gradient."""
         return masked_bias(self.visibility, self.bias, self.at).to(dtype)
 
 
 def indices(q: Tensor, k: Tensor, index: Index) -> At:
-    """Returns b (b,1,1,1), n (1,n,1,1), q_idx (1 or b,1,s,1), k_idx (1 or b,1,1,t), which broadcast to (b, n, s, t)."""
+    """Returns the index tensors b (b,1,1,1), n (1,n,1,1), q_idx (1 or b,1,s,1) and k_idx (1 or b,1,1,t) of a call,
+    which broadcast to (b, n, s, t)."""
     b, s, n, t, device = q.shape[0], q.shape[1], q.shape[2], k.shape[1], q.device
     return (
         torch.arange(b, device=device).view(b, 1, 1, 1),
@@ -237,7 +240,8 @@ def softmax_over(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def masked_bias(visibility: Visibility, bias: ScoreBias | None, at: At) -> Tensor:
-    """Returns 0 or the additive bias where visible, -inf elsewhere, broadcastable to (b, n, s, t)."""
+    """Returns a mask for scores: 0 or the additive bias for visible pairs, -inf for others, broadcastable to (b, n, s,
+    t)."""
     zero = torch.zeros((), device=at[0].device)
     return torch.where(visibility.visible(*at), zero if bias is None else bias(zero, *at), float("-inf"))
 
@@ -254,18 +258,18 @@ class HeadLayout(NamedTuple):
     by_head: bool = False
     """True if q and k are stored head by head, as rotary positions leave them; False for token by token."""
     value_dim: int | None = None
-    """Width of a value; None for that of a key."""
+    """Width of a value per head; None for the width of a key."""
 
 
 class KeptTensors(NamedTuple):
     """Tensors that a kernel keeps of a call for the backward pass."""
 
     own: int
-    """Bytes of tensors that the kernel makes, without z."""
+    """Bytes of the tensors that the kernel makes itself, without z."""
     mask: int = 0
-    """Bytes of the mask that calls of one pass share."""
+    """Bytes of the mask, which all calls of one pass share."""
     given: str = ""
-    """Names among q, k, v and z of inputs and outputs kept unchanged, as in "qkvz"."""
+    """Letters among q, k, v and z for the inputs and the output that are kept unchanged, as in "qkvz"."""
 
 
 class Kernel:
@@ -278,7 +282,8 @@ class Kernel:
     name: ClassVar[str]
 
     def __call__(self, call: AttentionCall) -> Float[Tensor, "b s n hv"]:
-        """Computes z. Raises RequestError if `serves` has a reason not to."""
+        """Returns z (b, s, n, hv) of the call. Raises RequestError if `serves` gives a reason why this kernel cannot
+        compute it."""
         self.check(call.facts)
         return self.attend(call)
 
@@ -287,12 +292,13 @@ class Kernel:
         return self.refusal(call.facts)
 
     def refusal(self, facts: CallFacts) -> str | None:
-        """Returns the reason for `serves` from the facts of a call: a clause that continues the kernel's name, or
-        None."""
+        """Returns a reason why this kernel cannot compute calls with these facts, as a clause that continues the
+        kernel's name; None if it can."""
         return None
 
     def check(self, facts: CallFacts) -> None:
-        """Raises RequestError if `refusal` gives a reason; called at construction with the facts known then."""
+        """Raises RequestError if `refusal` gives a reason for these facts; called when a model is built, with the facts
+        known then."""
         if reason := self.refusal(facts):
             others = "auto, banded or naive"  # these serve every call on every device
             raise RequestError(
@@ -301,7 +307,8 @@ class Kernel:
             )  # fmt: skip
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """Returns the tensors that autograd keeps of a training call; by default those of the definition."""
+        """Returns the tensors that autograd keeps of a training call with these facts; by default those of the
+        definition."""
         pairs = facts.batch * heads.n * facts.s * facts.t
         widths = 2 * facts.head_dim + (heads.value_dim or facts.head_dim)
         expanded = facts.batch * heads.n * facts.t * widths
@@ -313,7 +320,7 @@ class Kernel:
         return True
 
     def pairs(self, visibility: Visibility, s: int, t: int) -> int:
-        """Returns the number of pairs of a query and a key whose scores are computed, per head."""
+        """Returns the number of pairs of a query and a key, per head, whose scores this kernel computes."""
         return s * t
 
     def check_training(self, device: str) -> None:
@@ -337,5 +344,6 @@ class KernelConfig(PartConfig, axis="kernel"):
         raise NotImplementedError
 
     def for_gpu(self) -> KernelConfig:
-        """Returns the kernel whose memory a plan for a GPU counts: this one, unless it chooses by the device."""
+        """Returns the config of the kernel whose memory a plan for a GPU counts: this one, unless its kernel is chosen
+        by the device."""
         return self

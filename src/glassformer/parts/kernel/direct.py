@@ -53,7 +53,8 @@ class Direct(Kernel):
 
 
 def _near(call: AttentionCall) -> AttentionCall:
-    """Returns the call with only the keys of `Visibility.spans`, if these are few of many."""
+    """Returns the call reduced to the keys of `Visibility.spans`, if they are at most a quarter of all keys; otherwise
+    the call itself."""
     s, t, width = call.q.shape[1], call.k.shape[1], call.visibility.width
     if width is None or call.index is not None or torch.compiler.is_compiling() or width > t // 4:
         return call
@@ -69,7 +70,7 @@ def _near(call: AttentionCall) -> AttentionCall:
 
 
 def _masked(scores: Tensor, call: AttentionCall, end: int) -> Tensor:
-    """Returns the scores (b, n, s, end) with the bias, -inf where invisible."""
+    """Returns the scores (b, n, s, end) with the bias added, and -inf for keys that the query does not attend to."""
     if call.additive:
         dtype = scores.dtype
         return scores + call.once(("direct", *call.key), lambda: _hidden(call.additive_mask(dtype), end))
@@ -80,7 +81,8 @@ def _masked(scores: Tensor, call: AttentionCall, end: int) -> Tensor:
 
 
 def _filled(x: Tensor, end: int) -> Tensor:
-    """Converts (b, t, g, h) to (b, g, end, h), at least in fp32, with zeros after the last token."""
+    """Returns the keys or values x (b, t, g, h) as (b, g, end, h), at least in fp32, with zeros after the last
+    token."""
     x = x.transpose(1, 2)
     if x.shape[2] == end:
         return wide(x).contiguous()
@@ -91,7 +93,7 @@ def _filled(x: Tensor, end: int) -> Tensor:
 
 
 def _hidden(scores: Tensor, end: int) -> Tensor:
-    """Pads scores with -inf up to the slot `end`, because these slots hold no key."""
+    """Returns the scores padded with -inf up to the slot `end`, because those slots hold no key."""
     return F.pad(scores, (0, end - scores.shape[-1]), value=float("-inf"))
 
 

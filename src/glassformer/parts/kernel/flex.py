@@ -19,8 +19,8 @@ DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 LEAST_HEAD_DIM = 16
 """Minimum head dimension of the Triton code."""
 TILE = 128
-"""Queries in a block of a mask. For fewer queries torch has other Triton code, which puts the queries of all heads that
-share a KV head into one block, and fails to compile if these exceed the block."""
+"""Number of queries in a block of a mask. For fewer queries torch has other Triton code, which puts the queries of all
+heads that share a KV head into one block, and fails to compile if these exceed the block."""
 
 
 @lru_cache(maxsize=1)
@@ -44,7 +44,7 @@ def _has_triton() -> bool:
 
 
 def cannot_compile(device: str) -> str | None:
-    """Returns None, or the reason why this machine cannot compile for this type of device."""
+    """Returns the reason why this machine cannot compile FlexAttention for this type of device; None if it can."""
     if torch._dynamo.config.disable:
         return "needs torch.compile, which is switched off"
     if device == "cpu" and not torch.compiler.is_compiling() and not _found(os.environ.get("CXX", "g++")):
@@ -87,8 +87,8 @@ class Flex(Kernel):
         return False
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """Returns the bytes of q, k, v, z and the logarithm of each row's sum; masks are computed, not kept. With sinks
-        also z before and after them."""
+        """Returns the tensors kept of a training call: q, k, v, z and the logarithm of each row's sum; masks are
+        computed, not kept. With sinks, z before and after them, too."""
         rows = facts.batch * heads.n * facts.s
         if not facts.sinks:
             return KeptTensors(rows * 4, given="qkvz")
@@ -122,8 +122,8 @@ def _request(sums: bool) -> Any:
 
 
 def block_mask(call: AttentionCall) -> Any:
-    """Returns the block mask: for each block of queries, the blocks of keys that it attends to; shared by rows and
-    heads with equal visibility."""
+    """Returns torch's block mask of a call: for each block of queries, the blocks of keys that it attends to; one for
+    all rows and heads with equal visibility."""
     create_block_mask, _ = _flex()
     visibility, at = call.visibility, _tokens(call)
     b, n, q_idx, k_idx = call.at
@@ -134,7 +134,7 @@ def block_mask(call: AttentionCall) -> Any:
 
 
 def _tokens(call: AttentionCall) -> Any:
-    """Returns the function at(b, i, j) -> (q_idx, k_idx): positions of query i and key j of row b."""
+    """Returns a function at(b, i, j) -> (q_idx, k_idx): the positions of query i and key j in row b."""
     q_idx, k_idx = call.tokens
     by_row = [x.dim() == 2 for x in (q_idx, k_idx)]
     return lambda b, i, j: (q_idx[b, i] if by_row[0] else q_idx[i], k_idx[b, j] if by_row[1] else k_idx[j])

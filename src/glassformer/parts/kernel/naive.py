@@ -35,8 +35,8 @@ def naive_attention(
     on_scores: Callable[[Tensor], Tensor] = _same,
     on_pattern: Callable[[Tensor], Tensor] = _same,
 ) -> Tensor:
-    """Computes attention by its definition, one line per symbol. `on_scores` and `on_pattern` may replace scores and
-    pattern (b, n, s, t)."""
+    """Returns z (b, s, n, hv) of a call by the definition of attention, one line per symbol. `on_scores` and
+    `on_pattern` may replace scores and pattern (b, n, s, t)."""
     pattern = on_pattern(attention_pattern(call, on_scores))
     pattern = F.dropout(pattern.to(call.v.dtype), call.dropout)
     v = call.v.repeat_interleave(call.q.shape[2] // call.v.shape[2], dim=2)  # (b, t, n, h)
@@ -44,8 +44,8 @@ def naive_attention(
 
 
 def attention_rows(call: AttentionCall) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yields (first row, scores, pattern) by blocks of queries: the results of `attention_pattern`, in bounded
-    memory."""
+    """Yields (first row, scores, pattern) by blocks of queries, each (b, n, r, t): the result of `attention_pattern`,
+    in bounded memory."""
     b, s, n, _ = call.q.shape
     q_idx, k_idx = call.tokens
     rows = max(1, VALUES_PER_BLOCK // (b * n * call.k.shape[1]))

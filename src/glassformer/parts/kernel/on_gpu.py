@@ -44,7 +44,7 @@ class OnGpu(Kernel):
 
 
 class OnGpuConfig(KernelConfig):
-    """Config without a kind: it appears in no model's file."""
+    """Config of `OnGpu`, without a kind: it appears in no model's file."""
 
     def build(self, ctx: BuildContext) -> OnGpu:
         return OnGpu()

@@ -28,9 +28,9 @@ class Sdpa(Kernel):
         return facts.sinks or (facts.dropout and facts.device == "cpu")
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """Returns the bytes of q, k, v, z and the logarithm of each row's sum; v and z padded if values are narrower
-        than keys. On CPUs torch computes dropout by the definition, and values wider than keys by another one, all in
-        fp32."""
+        """Returns the tensors kept of a training call: q, k, v, z and the logarithm of each row's sum; v and z padded
+        if values are narrower than keys. On CPUs torch computes dropout by the definition, and values wider than keys
+        by another one, all in fp32."""
         if self._by_definition(facts):
             return super().keeps(facts, visibility, heads)
         width, h = heads.value_dim or facts.head_dim, facts.head_dim
@@ -71,8 +71,9 @@ class Sdpa(Kernel):
 
 
 def narrow(device: str, h: int, width: int, dropout: bool) -> bool:
-    """Returns True if values are padded with zeros to the width of keys: on CPUs torch computes other widths by the
-    definition, with all scores at once. With dropout it always does, so padding would gain nothing."""
+    """Returns True if values of `width` elements should be padded with zeros to the width h of keys: on CPUs torch
+    computes other widths by the definition, with all scores at once. With dropout it always does, so padding would gain
+    nothing."""
     return device == "cpu" and width < h and not dropout
 
 

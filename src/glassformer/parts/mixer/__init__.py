@@ -1,4 +1,4 @@
-"""Mixers move information between tokens."""
+"""Mixers: the parts of a layer that move information between tokens."""
 
 from glassformer.parts.mixer.attention import Attention, AttentionConfig
 from glassformer.parts.mixer.base import DotProduct, EffectiveMaps, Heads, Mixer, MixerChange, MixerConfig, keys_before

@@ -36,7 +36,7 @@ from glassformer.parts.visibility import Causal, Visibility
 
 
 class Sinks(nn.Module):
-    """Sinks: a score per head (n,) without a key, initialised to 0."""
+    """Attention sinks: a trained score for each head (n,) that has no key, initialised to 0."""
 
     def __init__(self, n_heads: int):
         super().__init__()
@@ -68,7 +68,8 @@ class SoftmaxAttention(Mixer):
         kernel: Kernel | None = None,
         facts: CallFacts | None = None,
     ):
-        """`facts`: facts of calls that the kernel has to serve, except dropout."""
+        """`facts`: facts of calls that the kernel has to serve, for a check of the kernel; dropout is added to them.
+        None for the default facts."""
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = heads
         self.position, self.visibility = position, visibility or Causal()
@@ -79,7 +80,8 @@ class SoftmaxAttention(Mixer):
         self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
 
     def divide_heads(self, owner: Owner) -> None:
-        """Takes an owner's share of the heads. Raises RequestError if they cannot be shared."""
+        """Reduces this mixer to an owner's share of the heads. Raises RequestError if the owners cannot divide the
+        heads."""
         self.n_heads, self.n_kv_heads = (
             owner.share(name, getattr(self, name)) for name in ("n_heads", "n_kv_heads")
         )  # fmt: skip
@@ -102,7 +104,7 @@ class SoftmaxAttention(Mixer):
         return AttentionCall(q, k, v, seen, bias, self.scale, dropout, pass_.index(k_idx), pass_.once, sinks=sinks)
 
     def score_bias(self, pass_: Pass) -> ScoreBias | None:
-        """Returns the bias of the scores (b, n, s, t) before the softmax, or None."""
+        """Returns the bias of the scores (b, n, s, t) before the softmax; None for no bias."""
         return None if self.position is None else self.position.bias(pass_)
 
     def attend(self, call: AttentionCall) -> Tensor:
@@ -118,7 +120,7 @@ class SoftmaxAttention(Mixer):
         return z
 
     def put_out(self, z: Tensor) -> Tensor:
-        """Returns out (b, s, d) of z (b, s, n, hv)."""
+        """Returns the mixer's output (b, s, d), z (b, s, n, hv) times W_O, after the site `z`."""
         return self.out(self.output(self.z(z).flatten(-2)))
 
     @property
@@ -170,7 +172,7 @@ class SoftmaxAttentionConfig(MixerConfig):
         return Heads.of(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
 
     def seen(self, ctx: BuildContext) -> Visibility:
-        """Returns the built visibility."""
+        """Returns the built visibility of this mixer."""
         built: Visibility = self.visibility.build(ctx)
         return built
 
@@ -194,7 +196,8 @@ class SoftmaxAttentionConfig(MixerConfig):
         return self.replace(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
-        """Changes one property; a change of `bias` also resets the output's bias."""
+        """Returns this config with the property `change` set to new(old value); a change of `bias` also resets the
+        output's bias. None if the config has no such property."""
         if change not in type(self).model_fields:
             return None
         also = {"out_bias": None} if change == "bias" and "out_bias" in type(self).model_fields else {}
@@ -215,13 +218,13 @@ class SoftmaxAttentionConfig(MixerConfig):
         return self.replace(**{name: make() for name, make in made.items() if name in type(self).model_fields})
 
     def _within(self, ctx: BuildContext) -> BuildContext:
-        """Returns the context of its children."""
+        """Returns the context in which the parts of this mixer are built, with the mixer's heads and bias."""
         n, g, h = self.heads(ctx)
         later = not self.seen(ctx).causal
         return ctx.within(n_heads=n, n_kv_heads=g, head_dim=h, bias=self.bias, sees_later=later)
 
     def _of_position(self, ctx: BuildContext) -> BuildContext:
-        """Returns the context of the position."""
+        """Returns the context in which the position encoding of this mixer is built."""
         return self._within(ctx)
 
     @property
@@ -235,8 +238,8 @@ class SoftmaxAttentionConfig(MixerConfig):
     def _call_keeps(
         self, ctx: BuildContext, shape: Shape, by_head: bool = False, value_dim: int | None = None, **facts: bool
     ) -> tuple[KeptTensors, Cost]:
-        """Returns the tensors that the kernel keeps of a training call with the heads of the context, and the cost of
-        the mask, which other layers share. `facts` as in `kept_of_call`."""
+        """Returns (kept tensors, cost of the mask): the tensors that the kernel keeps of a training call with the heads
+        of the context, and the mask, which other layers share. `facts` as in `kept_of_call`."""
         biased = self.position is not None and self.position.biases
         heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, by_head, value_dim)
         kept = kept_of_call(self.kernel.build(ctx), self.seen(ctx), heads, ctx.head_dim, shape, self.dropout, **facts)
@@ -244,8 +247,8 @@ class SoftmaxAttentionConfig(MixerConfig):
         return kept, mask if kept.mask else Cost()
 
     def _state_cost(self, ctx: BuildContext, shape: Shape, *kept: tuple[int, int]) -> Cost:
-        """Returns the cost of keeping the vectors `kept`, as (heads, width), for each token within reach: earlier ones
-        are read, new ones written."""
+        """Returns the cost of a decode state that keeps, for each token within reach, vectors of these sizes (heads,
+        width): those of earlier tokens are read, those of new ones written."""
         most = self.seen(ctx).needed.most(shape.t)
         token = sum(n * vector_bytes(width, shape.state) for n, width in kept)
         held, read, written = (token * min(tokens, most) for tokens in (shape.t, shape.t - shape.s, shape.s))
@@ -253,7 +256,7 @@ class SoftmaxAttentionConfig(MixerConfig):
 
 
 def change_kernels(model: nn.Module, change: Callable[[Kernel], Kernel]) -> None:
-    """Replaces the kernel of all attention in a model by `change(kernel)`."""
+    """Replaces the kernel of every attention in a model by `change(kernel)`, in place."""
     for module in model.modules():
         if isinstance(module, SoftmaxAttention):
             module.kernel = change(module.kernel)
@@ -268,8 +271,8 @@ def _show(call: AttentionCall, scores: Site, pattern: Site) -> None:
 
 
 def attention_cost(ctx: BuildContext, shape: Shape, value_dim: int, keys: Number, calls: int = 1) -> Cost:
-    """Returns the cost of q k^T and the pattern's matmul with v, for queries with `keys` visible keys on average; kept
-    selectively are z and the logarithm of each row's sum."""
+    """Returns the cost of q k^T and of the product of the pattern with v, for queries that attend to `keys` keys on
+    average; `calls` such products. Selective recomputation keeps z and the logarithm of each row's sum."""
     n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
     calls *= shape.passes
     return Cost(
@@ -280,7 +283,7 @@ def attention_cost(ctx: BuildContext, shape: Shape, value_dim: int, keys: Number
 
 
 def keys_met(visibility: Visibility, shape: Shape) -> Number:
-    """Returns the mean number of keys that count for one of the last s queries of t tokens."""
+    """Returns the mean number of keys that FLOPs are counted for, per query, for the last s queries of t tokens."""
     s, t = shape.s, shape.t
     if shape.every_key:
         return t
@@ -300,7 +303,7 @@ def kept_of_call(
     sinks: bool = False,
     learned: bool = False,
 ) -> KeptTensors:
-    """Returns the tensors that the kernel keeps of a training call of this shape."""
+    """Returns the tensors that the kernel keeps for the backward pass of a training call of this shape."""
     near = visibility.reach is None or visibility.reach >= shape.t
     visibility = visibility.sized(shape.t)
     plain = visibility.only_order and near and not heads.biased and additive

@@ -131,7 +131,7 @@ class Attention(SoftmaxAttention):
         return self.put_out(z)
 
     def mixed(self, x: Tensor, pass_: Pass, state: KVState | None = None) -> Tensor:
-        """Returns z (b, s, n, h), before its gate, its site and the output."""
+        """Returns z (b, s, n, hv) of x, before the gate, the site `z` and the output layer."""
         q, k, v = self.projection(self, x, pass_)
         for adjust in self._adjust:
             q, k = adjust(q, k, pass_)
@@ -154,7 +154,7 @@ class Attention(SoftmaxAttention):
         return DotProduct(self.q, self.k, self.scale, self.visibility, maps["q"], maps["k"])
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer by the names of the sites they make."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make."""
         gate = {} if self.gate_proj is None else {"gate": Matrix.of(self.gate_proj, heads=self.n_heads)}
         return {**self.projection.matrices(self), **gate, "out": Matrix.of(self.output)}
 
@@ -189,7 +189,7 @@ _WORDS = (
     Word("sinks", fields={"sinks": True}, change="sinks"),
     Word("qknorm", _read_qk_norm, "full", optional=True, fields={"qk_norm": _qk_norm}, change="qk_norm"),
 )  # fmt: skip
-"""Changes of any mixer that has these properties."""
+"""Short names that change properties of the mixers that have them, such as the number of KV heads."""
 
 
 class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
@@ -210,25 +210,25 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
     scale: float | None = Field(None, gt=0)
     """Factor on scores; None for 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
     clip: float | None = Field(None, gt=0)
-    """Largest |q|, |k|, |v| of the projection; None without a bound."""
+    """Bound of |q|, |k| and |v|, which the projection clamps; None without a bound."""
     projection: SelfProjectionConfig = FusedQKVConfig()
     gain_control: bool = False
     sinks: bool = False
-    """True for a learned score per head without a key."""
+    """True for a trained score per head that has no key, so that a head need not attend to any token."""
     gated: bool = False
-    """True if the heads' output is gated: z sigmoid(x W_gate)."""
+    """True if z is gated elementwise: z sigmoid(x W_gate)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
     shares: str | None = Field(None, min_length=1, max_length=100)
-    """Name under which later layers may reuse its keys and values (`shared_attention`); None if it does not share
-    them."""
+    """Name under which later layers may reuse the keys and values of this layer (`shared_attention`); None if it does
+    not share them."""
 
     def module(self) -> type[Attention]:
-        """Returns the class of the module."""
+        """Returns the class of the module that this config builds."""
         return Attention
 
     def _of_projection(self, ctx: BuildContext) -> BuildContext:
-        """Returns the context of its projection."""
+        """Returns the context in which the projection of this mixer is built."""
         return self._within(ctx).within(value_dim=self.value_dim)
 
     def resized(self, n_heads: int) -> Any:
@@ -299,8 +299,8 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         return sum((part.costs(inner, shape) for part in parts), own)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the kept tensors: q, k and v as projected while a part of them is read, q and k as the
-        kernel reads them, and the kernel's tensors."""
+        """Returns the cost of the tensors kept for the backward pass: q, k and v as projected while a part of them is
+        read, q and k as the kernel reads them, and the kernel's tensors."""
         if shape.phase != "train":
             return Cost()
         turned, normed = self.position is not None and self.position.turns, self.qk_norm is not None

@@ -1,4 +1,4 @@
-"""Interface of mixers. Callers use these answers and never the class of a mixer."""
+"""Interface of mixers. Callers use only the methods and properties defined here, never the class of a mixer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ MixerChange = Literal[
 
 @dataclass(frozen=True)
 class DotProduct:
-    """Logits scale q k^T of a mixer, for the pairs that `visibility` allows, and the layers that make q and k.
+    """Softmax logits scale q k^T of a mixer, for the pairs that `visibility` allows, and the matrices that make q and
+    k.
 
     Sites `q` (b,s,n,h) and `k` (b,s,g,h); matrices `queries` and `keys` by heads."""
 
@@ -56,15 +57,16 @@ class EffectiveMaps:
     source: Site
     result: Site
     direct: Tensor | None = None
-    """Direct weights (count,); None for zero."""
+    """Weight (count,) of a token's own `source` in `result`, apart from the maps; None for zero."""
 
 
 def show_maps(site: Site, count: int, s: int, blocks: Callable[[list[int]], Iterator[tuple[int, Tensor]]]) -> None:
-    """Shows each observer of `site` the maps of the heads it wants, out of `count` heads, for s queries:
-    `blocks(heads)` yields (first query, (b, heads, r, t)) in turn. Raises RequestError if the site is edited."""
+    """Shows the maps of a mixer to every observer of `site`, only those of the heads that it wants, out of `count`
+    heads, for s queries: `blocks(heads)` yields (first query, (b, heads, r, t)) in turn. Raises RequestError if the
+    site is edited."""
     if site.edited:
         raise RequestError(
-            "mixer.effective_attention is made only to be looked at; edit what it is made of instead",
+            "mixer.effective_attention is computed only for observers; edit the values that it depends on instead",
             code="conflict", field="mixer.effective_attention",
         )  # fmt: skip
     for look, heads in site.lookers(count):
@@ -73,16 +75,16 @@ def show_maps(site: Site, count: int, s: int, blocks: Callable[[list[int]], Iter
 
 
 class Mixer(nn.Module, ABC):
-    """Mixer of tokens: forward(x (b,s,d), pass_, state) -> (b,s,d); without a state the s tokens are the whole
+    """Base of mixers of tokens: forward(x (b,s,d), pass_, state) -> (b,s,d); without a state the s tokens are the whole
     sequence.
 
     The abstract members have no default: a mixer that lacks one cannot be built."""
 
     enter: Seam | None = None
-    """Function applied to x first, if several owners share the mixer (`parts/core/owner.py`)."""
+    """Function applied to x first if several owners share the mixer (`parts/core/owner.py`); None for one owner."""
     reads_gathered: ClassVar[bool] = False
-    """True if it attends to other tokens only through keys and values from its state, or another layer of the pass:
-    processes may then share the tokens of a sequence. A subclass must declare it again."""
+    """True if an output depends on other tokens only through keys and values from the state, or from another layer of
+    the pass: processes may then share the tokens of a sequence. A subclass must declare it again."""
 
     @abstractmethod
     def forward(self, x: Tensor, pass_: Pass | None = None, state: Any = None) -> Tensor:
@@ -96,23 +98,23 @@ class Mixer(nn.Module, ABC):
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> State | None:
-        """Returns an empty state for `batch` sequences of at most `max_len` tokens; `truncate` takes back up to
-        `rewind`. None for a mixer that keeps no state."""
+        """Returns an empty decode state for `batch` sequences of at most `max_len` tokens; `truncate` can take back up
+        to `rewind` of them. None for a mixer that keeps no state."""
 
     @property
     @abstractmethod
     def causal(self) -> bool:
-        """True if no output depends on later tokens."""
+        """True if no output of the mixer depends on later tokens."""
 
     @property
     @abstractmethod
     def reach(self) -> int | None:
-        """Number of tokens, its own included, that may affect an output, the last ones; None without a bound."""
+        """Number of last tokens, the output's own included, that may affect an output; None without a bound."""
 
     @property
     @abstractmethod
     def heads(self) -> Heads | None:
-        """Numbers of heads; None for a mixer without heads."""
+        """Numbers of the mixer's heads; None for a mixer without heads."""
 
     @property
     @abstractmethod
@@ -122,13 +124,13 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def matrices(self) -> dict[str, Matrix]:
-        """Returns weight matrices by the name of the site each makes, such as `q` or `out`."""
+        """Returns the weight matrices of this mixer by the name of the site that each makes, such as `q` or `out`."""
 
     # Optional answers: None always restricts what can be shown or done.
 
     @property
     def attention_position(self) -> AttentionPosition | None:
-        """Position encoding inside this mixer, or None."""
+        """Position encoding inside this mixer; None without one."""
         return None
 
     @property
@@ -144,17 +146,17 @@ class Mixer(nn.Module, ABC):
 
     @property
     def dot_product(self) -> DotProduct | None:
-        """Softmax logits that QK-clip bounds; None without any."""
+        """Softmax logits of this mixer, which QK-clip bounds; None for a mixer without any."""
         return None
 
     @property
     def effective_maps(self) -> EffectiveMaps | None:
-        """Maps at its site `effective_attention`; None without the site."""
+        """Effective attention of this mixer, at its site `effective_attention`; None for a mixer without that site."""
         return None
 
     @property
     def head_output(self) -> Linear | None:
-        """Layer W_O from the site `z` (b,s,n,h) to `out`, if `out` is a sum over heads; otherwise None."""
+        """Linear layer W_O from the site `z` (b,s,n,h) to `out`, if `out` is a sum over heads; otherwise None."""
         return None
 
 
@@ -163,17 +165,19 @@ class MixerConfig(PartConfig, axis="mixer"):
     defined."""
 
     knows_order: ClassVar[bool] = False
-    """True if the mixer encodes the order of tokens by itself: its short name then removes positions from the
-    embedding."""
+    """True if the mixer encodes the order of tokens by itself: the short name of the mixer then removes positions from
+    the embedding."""
     reads_memory: ClassVar[bool] = False
-    """True if it attends to another sequence, the pass's memory."""
+    """True if the mixer attends to another sequence, the pass's memory."""
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> Mixer:
-        """Returns the module for a model of width `ctx.d_model`. Raises RequestError for widths that it cannot have."""
+        """Returns the mixer for a model of width `ctx.d_model`. Raises RequestError for sizes that the mixer cannot
+        have."""
 
     def check_built(self, mixer: Mixer, ctx: BuildContext) -> None:
-        """Raises RequestError unless the built module's answers agree with the config's."""
+        """Raises RequestError if a property of the built mixer (its causality, reach or heads) differs from what this
+        config says."""
         for name, said in (
             ("causal", self.causal(ctx)), ("takes_prefix", self.takes_prefix(ctx)),
             ("reach", self.reach(ctx)), ("heads", self.heads(ctx)),
@@ -186,7 +190,7 @@ class MixerConfig(PartConfig, axis="mixer"):
 
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns parameters, FLOPs and bytes for this shape (`parts/core/cost.py`)."""
+        """Returns parameters, FLOPs and bytes of the mixer for this shape (`parts/core/cost.py`)."""
 
     def takes_prefix(self, ctx: BuildContext) -> bool:
         """Returns True if an output depends on later tokens only within a prefix that the caller of the model names
@@ -195,52 +199,55 @@ class MixerConfig(PartConfig, axis="mixer"):
 
     @abstractmethod
     def causal(self, ctx: BuildContext) -> bool:
-        """Returns True if no output depends on later tokens."""
+        """Returns True if no output of the mixer depends on later tokens."""
 
     @abstractmethod
     def reach(self, ctx: BuildContext) -> int | None:
-        """Returns the number of tokens, its own included, that may affect an output; None without a bound."""
+        """Returns the number of last tokens, the output's own included, that may affect an output; None without a
+        bound."""
 
     @abstractmethod
     def keys_seen(self, ctx: BuildContext, t: int) -> float:
-        """Returns the mean number of tokens that one output of a t-token sequence depends on."""
+        """Returns the mean number of tokens that an output depends on in a sequence of t tokens."""
 
     @abstractmethod
     def heads(self, ctx: BuildContext) -> Heads | None:
-        """Returns numbers of heads; None for a mixer without heads."""
+        """Returns the numbers of the mixer's heads; None for a mixer without heads."""
 
     @abstractmethod
     def check_training(self, ctx: BuildContext, device: str) -> None:
-        """Raises RequestError if the mixer has no backward pass on the device."""
+        """Raises RequestError if the mixer has no backward pass on this type of device."""
 
     @abstractmethod
     def resized(self, n_heads: int) -> MixerConfig:
-        """Returns the mixer for another width, with `n_heads` heads if it has heads; sizes that follow from the width
-        become defaults again."""
+        """Returns this config for a model of another width, with `n_heads` heads if the mixer has heads; sizes that
+        follow from the width become defaults again."""
 
     def divided(self, ctx: BuildContext, owners: int) -> MixerConfig | None:
-        """Returns the config of one owner's share if its layers are divided as they declare (`parts/core/shard.py`): a
-        mixer of equal width with its part of the heads. None if the division is not defined."""
+        """Returns the config of one owner's share, if the mixer's layers are divided as they declare
+        (`parts/core/shard.py`): a mixer of equal width with 1/`owners` of the heads. None if the division is not
+        defined."""
         return None
 
     @abstractmethod
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> MixerConfig | None:
-        """Returns the mixer with one property changed from x to new(x); None if it lacks the property, so that a change
-        of all layers skips it. Raises RequestError if the property exists and cannot be changed here."""
+        """Returns this config with one property changed from x to new(x). None if the mixer lacks the property, so that
+        a change of all layers skips it. Raises RequestError if the property exists and cannot be changed here."""
 
     def sharing(self, name: str) -> MixerConfig | None:
-        """Returns this mixer as a KV source that offers its keys and values to later layers under a name; None without
-        any."""
+        """Returns this config as a KV source, whose keys and values later layers may reuse under a name; None for a
+        mixer without keys and values."""
         return None
 
     def taking(self, name: str) -> MixerConfig | None:
-        """Returns this mixer as a KV reuser of the keys and values that an earlier layer offers under a name; None if
-        it has no keys and values. Raises RequestError if it changes them in a way that a reuser cannot."""
+        """Returns this config as a KV reuser of the keys and values that an earlier layer offers under a name; None for
+        a mixer without keys and values. Raises RequestError if the mixer changes keys or values in a way that a reuser
+        cannot."""
         return None
 
     def can_clip_logits(self) -> bool:
-        """Returns True if scaling W_q and W_k scales the logits, as QK-clip needs; False without logits. Raises
-        RequestError if a step between the two undoes the scale."""
+        """Returns True if a factor on W_q and W_k multiplies the softmax logits, as QK-clip needs; False if a step
+        between the two undoes the factor, and for a mixer without logits."""
         return False
 
 

@@ -21,7 +21,8 @@ from glassformer.parts.state import State, added_up
 
 
 class States(State):
-    """States of parallel mixers by number, with tensors named after them; mixers without a state are left out."""
+    """Decode states of parallel mixers: mixer number -> state, and tensors named "number.name". Mixers without a state
+    are left out."""
 
     def __init__(self, states: Mapping[int, State]):
         self.states = dict(states)
@@ -89,7 +90,7 @@ class Beside(Mixer):
         super().__init__()
         if len(mixers) < 2:
             raise RequestError(
-                f"mixers={len(mixers)}: side by side stand two or more",
+                f"mixers={len(mixers)}: give two or more parallel mixers",
                 code="range", field="mixer.mixers", value=len(mixers), expected="two or more",
             )  # fmt: skip
         self.mixers = nn.ModuleList(mixers)
@@ -133,7 +134,7 @@ class Beside(Mixer):
         return all(mixer.separates_documents for mixer in self._all())
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of each mixer, with its number before their names."""
+        """Returns the weight matrices of all parallel mixers, each name preceded by the number of its mixer."""
         return {
             f"mixers.{i}.{name}": matrix
             for i, mixer in enumerate(self._all())
@@ -163,7 +164,7 @@ def _read(word: str, text: str) -> dict[str, Any]:
 
 
 class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamba2")):
-    """out = sum_i mixer_i(x), parallel mixers in one layer (2411.13676, 2507.22448).
+    """Config of parallel mixers in one layer: out = sum_i mixer_i(x) (2411.13676, 2507.22448).
 
     It loses to alternating layers (`+stack`) if width is costly: each of the mixers has separate weights in every
     layer."""
@@ -172,7 +173,8 @@ class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamb
 
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:
-        """Returns the old mixer with another in parallel; an old one of its kind takes the fields instead."""
+        """Returns a config of the old mixer and, in parallel, the mixer that the fields describe; an old config of
+        this kind takes the fields instead."""
         if "of" not in fields:
             return old.replace(**fields) if type(old) is cls else cls(**fields)
         of, more = fields["of"], fields["fields"]
@@ -218,6 +220,6 @@ class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamb
         return self.replace(mixers=tuple(mixer.resolved(ctx) for mixer in self.mixers))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the mixers, which read one tensor."""
+        """Returns the sum of the costs of the parallel mixers, which read one tensor."""
         again = (len(self.mixers) - 1) * shape.keeps(ctx.d_model) if shape.inputs == shape.products else 0
         return sum((mixer.costs(ctx, shape) for mixer in self.mixers), Cost(kept=-again))

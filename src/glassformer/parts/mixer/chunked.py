@@ -23,22 +23,24 @@ from glassformer.parts.mixer.installed import computed
 from glassformer.parts.precision import exact, finest_dtype, full_precision, wide
 
 CHUNK = 64
-"""Tokens of a chunk, which are connected by one matrix of pairs; one state of each chunk is kept (docs/log.md)."""
+"""Number of tokens of a chunk, which are connected by one matrix of pairs; one state of each chunk is kept
+(docs/log.md)."""
 LEAST_LOG = -60.0
 """Minimum logarithm of a decay: 1e-26 of a state is negligible, and sums of logarithms stay precise."""
 PAIRS_PER_BLOCK = 1 << 18
-"""Maximum elements of the matrices of pairs of chunks that are computed together (docs/log.md)."""
+"""Largest number of elements of the matrices of pairs of those chunks that are computed together (docs/log.md)."""
 VALUES_PER_BLOCK = 1 << 22
 
 
 def as_operator() -> bool:
-    """Returns True if a recurrence should be called as an operator of torch, which has a gradient and is one step to a
-    compiler; the first such call loads torch's whole compiler, which is slow."""
+    """Returns True if a recurrence should be called as a custom operator of torch, which has a gradient and is one step
+    to a compiler; the first such call loads torch's whole compiler, which is slow."""
     return torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
 def whole_chunks(s: int, length: int) -> list[slice]:
-    """Returns slices of the tokens in whole chunks, and of the rest."""
+    """Returns slices of s tokens: one of all whole chunks of `length` tokens, and one of the remaining tokens, if there
+    are any."""
     full = s - s % length
     return [at for at in (slice(0, full), slice(full, s)) if at.start < at.stop]
 
@@ -51,7 +53,7 @@ def naive_linear_attention(
     state: Float[Tensor, "b n k v"] | None = None,
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
-    """Returns y and the last state, by the definition, token by token."""
+    """Returns (y, last state) of the recurrence by its definition, token by token."""
     q, k, v = wide(q), wide(k), wide(v)
     b, s, n = v.shape[:3]
     q, k = (x.repeat_interleave(n // x.shape[2], dim=2) for x in (q, k))
@@ -76,8 +78,8 @@ def chunked_linear_attention(
     fresh: Bool[Tensor, "#b s"] | None = None,
     chunk: int | None = None,
 ) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
-    """Computes `naive_linear_attention`, at least in fp32, by matmuls over chunks of tokens (Dao & Gu 2024, 2405.21060,
-    section 6): pairs within a chunk, and the state before it.
+    """Returns (y, last state), the result of `naive_linear_attention` at least in fp32, by matmuls over chunks of
+    tokens (Dao & Gu 2024, 2405.21060, section 6): pairs within a chunk, and the state before it.
 
     Work and memory are linear in s. For the backward pass it keeps its inputs and one state of each chunk, and computes
     the pairs again. Every exponent is a sum of logarithms <= 0: nothing overflows. The last chunk may be shorter.
@@ -115,7 +117,7 @@ def state_space_dual(
     fresh: Bool[Tensor, "#b s"] | None = None,
     chunk: int | None = None,
 ) -> tuple[Float[Tensor, "b s n h"], Float[Tensor, "b n p h"]]:
-    """Returns y and the last state of the selective scan with one decay per head:
+    """Returns (y, last state) of the selective scan with one decay per head:
 
         S_t = exp(dt_t a) S_{t-1} + dt_t b_t u_t^T        y_t = c_t S_t
 
@@ -192,12 +194,13 @@ class Factors:
 
 
 def by_chunk(x: Tensor, groups: int, length: int) -> Tensor:
-    """Reshapes (b, s, n, w) to (c, b, g, l, r, w)."""
+    """Reshapes tokens x (b, s, n, w) to chunks (c, b, g, l, r, w): c chunks of l = `length` tokens, r heads in each of
+    g = `groups` groups."""
     return x.unflatten(2, (groups, -1)).unflatten(1, (-1, length)).permute(1, 0, 3, 2, 4, 5)
 
 
 def by_token(x: Tensor) -> Tensor:
-    """Reshapes (c, b, g, l, r, w) to (b, s, n, w)."""
+    """Reshapes chunks x (c, b, g, l, r, w) to tokens (b, s, n, w), the inverse of `by_chunk`."""
     return x.permute(1, 0, 3, 2, 4, 5).flatten(3, 4).flatten(1, 2)
 
 
@@ -211,21 +214,23 @@ def _carried(given: Tensor, over: Tensor, first: Tensor) -> Tensor:
 
 
 def _blocks(v: Tensor, length: int) -> list[slice]:
-    """Returns slices of the tokens of chunks that are computed together, so that their pairs fit in cache."""
+    """Returns slices of the s tokens, each of some chunks that are computed together, so that their matrices of pairs
+    fit in cache."""
     b, s, n, _ = v.shape
     step = length * max(1, PAIRS_PER_BLOCK // (b * n * length * length))
     return [slice(first, min(first + step, s)) for first in range(0, s, step)]
 
 
 def _part(x: Tensor | None, at: slice) -> Tensor | None:
-    """Returns the decays or first-token marks of the tokens `at`; unchanged if they are not per token."""
+    """Returns the part of x, decays or marks of first tokens, for the tokens `at`; x itself if it has no axis of
+    tokens."""
     return x if x is None or x.dim() == 1 else x[:, at]
 
 
 def _chunks(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, fresh: Tensor | None, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns y, and the states before each chunk and after the last."""
+    """Returns (y, states) of whole chunks: the states before each chunk and after the last, (c + 1, ...)."""
     y, states = torch.empty_like(v), [state[None]]
     with full_precision(q):
         for at in _blocks(v, length):
@@ -238,7 +243,7 @@ def _chunks(
 def _block(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, fresh: Tensor | None, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns y of some chunks, and the state after each."""
+    """Returns (y, states) of some chunks computed together: the state after each chunk."""
     g = q.shape[2]
     f = Factors.of(log_decay, fresh, g, length, v)
     q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
@@ -298,8 +303,9 @@ def _block_grad(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, fresh: Tensor | None, states: Tensor, dy: Tensor,
     dstates: Tensor | None, ds: Tensor, length: int, decays: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:  # fmt: skip
-    """Returns the gradients of q, k, v, of the decays by token and of the state before some chunks, from those of y, of
-    the states before each chunk, and `ds`, that of the state after all."""
+    """Returns the gradients of q, k, v, of the decays by token (None without `decays`), and of the state before the
+    chunks. Given are the gradients `dy` of y, `dstates` of the states before each chunk, and `ds` of the state after
+    the last."""
     g = q.shape[2]
     f = Factors.of(log_decay, fresh, g, length, v)
     q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))

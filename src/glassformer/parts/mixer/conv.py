@@ -57,24 +57,25 @@ class Conv(Mixer):
         return self.width
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer by the names of the sites they make."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make."""
         return {"z": Matrix.of(self.proj, 0), "gate": Matrix.of(self.proj, 1)}
 
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Returns a state of the last K - 1 tokens, for any `max_len`."""
+        """Returns a decode state of the last K - 1 tokens, whose size does not depend on `max_len`."""
         return RecurrentState(batch, {}, dtype, device, rewind, (self.width, self.d_model))
 
 
 class ConvConfig(RecurrenceConfig, kind="conv", words=Word("conv", whole("width"), "4", optional=True)):
-    """z sigmoid(gate) of a causal convolution with kernels of `width` tokens (Dauphin et al. 2017, 1612.08083).
+    """Config of a gated causal convolution, z sigmoid(gate), with kernels of `width` tokens (Dauphin et al. 2017,
+    1612.08083).
 
     It loses if relevant tokens are further back than its layers reach, 1 + layers (width - 1) tokens; and no layer can
     select a token by its content."""
 
     width: int = Field(4, ge=2, le=1 << 8)
-    """Number of tokens that an output depends on, its own included."""
+    """Number of tokens that an output depends on: the token at its position and those before."""
     bias: bool = True
 
     def reach(self, ctx: BuildContext) -> int:  # type: ignore[override]
@@ -91,7 +92,7 @@ class ConvConfig(RecurrenceConfig, kind="conv", words=Word("conv", whole("width"
         return Conv(ctx.d_model, self.width, self.bias, ctx.make_reparam)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the costs: z, gate and its sigmoid are kept with the windows."""
+        """Returns the cost of the convolution: z, gate and its sigmoid are kept with the windows."""
         d = ctx.d_model
         maps = linear_cost(ctx, shape, self.width * d, (d, d), bias=self.bias)
         return maps + Cost(kept=shape.keeps(3 * d)) + recurrent_cost(shape, {}, (self.width, d))

@@ -29,11 +29,12 @@ from glassformer.parts.state import State
 from glassformer.parts.visibility import Bidirectional, ChunksOfMemory, OfMemory, Visibility
 
 IDS = torch.int64
-"""Dtype of the stored ids of documents."""
+"""Dtype of the document ids in a state."""
 
 
 class MemoryState(State):
-    """Keys and values (b, g, slots, h) of another sequence: computed once, read at every step.
+    """Decode state of cross-attention: keys and values (b, g, slots, h) of another sequence, computed once and read at
+    every step.
 
     `reserve` makes room. `documents` (b, slots) holds the ids of the memory's tokens, 0 for empty slots."""
 
@@ -72,7 +73,8 @@ class MemoryState(State):
         return other
 
     def write(self, k: Tensor, v: Tensor, documents: Tensor | None) -> None:
-        """Replaces the stored k, v (b, t, g, h) and ids (b, t). Raises RequestError if there is too little room."""
+        """Replaces the stored memory by k, v (b, t, g, h) and the ids of its documents (b, t), None if no token is
+        padding. Raises RequestError if the state has too little room."""
         t = k.shape[1]
         if t > self.slots:
             raise RequestError(
@@ -86,12 +88,13 @@ class MemoryState(State):
         self.length, self.padded = t, documents is not None
 
     def read(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns k, v (b, t, g, h) and the ids (b, t), or None for the ids without padding."""
+        """Returns the stored k, v (b, t, g, h) and the ids of the memory's tokens (b, t); None for the ids if no token
+        is padding."""
         documents = self.documents[:, : self.length] if self.padded else None
         return self.k.upto(self.length, dtype), self.v.upto(self.length, dtype), documents
 
     def put(self, row: int, other: State, length: int) -> None:
-        """Copies another state's row; a shorter memory is padded."""
+        """Copies the only row of another state to row `row`; a shorter memory is padded."""
         assert isinstance(other, MemoryState)
         if other.length > self.slots:
             raise ValueError(f"a memory of {other.length} tokens does not fit into {self.slots} slots")
@@ -107,7 +110,7 @@ class MemoryState(State):
         self.padded = True
 
     def truncate(self, length: int) -> None:
-        """Empties the state for length 0; otherwise the memory is kept."""
+        """Empties the state for length 0; keeps it otherwise, because the memory does not grow with the sequence."""
         if length == 0:
             self.length = 0
 
@@ -127,7 +130,8 @@ class CrossAttention(SoftmaxAttention):
     """
 
     enter_memory: Seam | None = None
-    """Tensor-parallel entry of the memory, as `enter` is of x."""
+    """Function applied to the memory first if several owners share the mixer, as `enter` is to x; None for one
+    owner."""
 
     def __init__(
         self,
@@ -144,7 +148,8 @@ class CrossAttention(SoftmaxAttention):
         reparam: MakeReparam | None = None,
         chunks: tuple[int, int] | None = None,
     ):
-        """`chunks`: tokens of a chunk, and of the memory for each."""
+        """`chunks`: (tokens in a chunk, tokens of the memory for each chunk) of a chunked memory; None for a memory
+        that every token attends to."""
         heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
         super().__init__(heads, None, Bidirectional(), scale, dropout, kernel)
         self.projection = projection(heads)
@@ -174,7 +179,8 @@ class CrossAttention(SoftmaxAttention):
         return self.put_out(chunk_by_chunk(call, *self.chunks, documents, self.kernel))
 
     def memory(self, x: Tensor, pass_: Pass, state: MemoryState | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns k, v (b, t, g, h) of the memory and the ids of its tokens (b, t), from the pass or from the state."""
+        """Returns (k, v, ids): keys and values (b, t, g, h) of the memory and the ids of its tokens (b, t), None
+        without padding; computed from the pass's memory, or read from the state."""
         if pass_.memory is None and state is not None and state.length:
             k, v, documents = state.read(x.dtype)
             return *self.projection.expand(self, k, v), documents
@@ -186,7 +192,7 @@ class CrossAttention(SoftmaxAttention):
         return *self.projection.expand(self, k, v), memory.documents
 
     def call_of(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, pass_: Pass) -> AttentionCall:
-        """Returns the call of the kernel over a memory whose tokens have these ids."""
+        """Returns the call of the kernel for queries q over a memory k, v whose tokens have the ids `documents`."""
         visibility, index = self.visibility, None
         if self.chunks is not None:
             check_chunks(*self.chunks, pass_.end, k.shape[1])
@@ -214,7 +220,7 @@ class CrossAttention(SoftmaxAttention):
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> MemoryState:
-        """Returns a state without room for a memory; `reserve` makes room."""
+        """Returns a decode state without room for a memory; `MemoryState.reserve` makes room."""
         return MemoryState(batch, *self.projection.kept_shapes, dtype, device)
 
 
@@ -235,10 +241,11 @@ def chunk_by_chunk(call: AttentionCall, m: int, w: int, documents: Tensor | None
 
 
 def check_chunks(m: int, w: int, end: int, memory_len: int) -> None:
-    """Raises RequestError if the memory lacks neighbours for a finished chunk."""
+    """Raises RequestError if the memory of `memory_len` tokens lacks the w tokens of one of the chunks of m tokens that
+    end before token `end`."""
     if memory_len < (end // m) * w:
         raise RequestError(
-            f"{end} tokens have {end // m} whole chunks of {m}, for each of which the memory has {w} tokens, "
+            f"{end} tokens have {end // m} whole chunks of {m}; the memory must have {w} tokens for each, "
             f"{end // m * w:,} in all, and it has {memory_len:,}; give what was retrieved for every chunk",
             code="range", field="memory", value=memory_len, expected=f"at least {end // m * w} tokens",
         )  # fmt: skip
@@ -252,7 +259,7 @@ class ChunksConfig(Value):
     width: int = Field(256, gt=0, le=1 << 20)
 
     def memory_len(self, t: int) -> int:
-        """Returns the tokens of the memory of t tokens."""
+        """Returns the number of memory tokens for a sequence of t tokens."""
         return t // self.chunk * self.width
 
 
@@ -288,7 +295,8 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
         return 1
 
     def keys_seen(self, ctx: BuildContext, t: int) -> float:
-        """Returns the tokens of a memory as long as the sequence, or the retrieved tokens of one chunk."""
+        """Returns the mean number of keys that a query attends to: for a memory as long as the sequence all of it, or
+        the retrieved tokens of one chunk."""
         return float(t) if self.chunks is None else ChunksOfMemory(self.chunks.chunk, self.chunks.width).keys_seen(t)
 
     def build(self, ctx: BuildContext) -> CrossAttention:
@@ -301,8 +309,8 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost with a memory of t tokens; equally many of them as new tokens are projected again. With
-        `chunks`, the memory belongs to the whole chunks of the sequence."""
+        """Returns the cost of the mixer with a memory of t tokens, whose keys and values are projected again for as
+        many tokens as the pass has. With `chunks`, the memory belongs to the whole chunks of the sequence."""
         inner, projection = self._within(ctx), self._projection(ctx)
         width, held = projection.value_dim, self._memory_len(shape.t)
         output = linear_cost(ctx, shape.reading(shape.products), self.n_heads * width, ctx.d_model, bias=self._out_bias)
@@ -318,13 +326,14 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
         return t if self.chunks is None else self.chunks.memory_len(t)
 
     def _keys(self, shape: Shape) -> Number:
-        """Returns the number of keys per query whose scores are computed."""
+        """Returns the number of keys, per query, whose scores are computed."""
         if self.chunks is None or shape.s < shape.t:
             return self._memory_len(shape.t)
         return self._memory_len(shape.t) * self.chunks.chunk / shape.t
 
     def _kept(self, ctx: BuildContext, shape: Shape, width: int) -> int:
-        """Returns the bytes of q, k and v that the kernel keeps, and of its own tensors."""
+        """Returns the bytes kept for the backward pass: q, k and v as the kernel reads them, and the tensors that the
+        kernel makes."""
         if shape.phase != "train":
             return 0
         n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim

@@ -23,7 +23,8 @@ from glassformer.parts.precision import full_precision, wide
 
 VALUES_PER_BLOCK = 1 << 22
 VALUES_AT_ONCE = 1 << 18
-"""Maximum elements of the pairs and values of chunks that are computed together, so that they fit in cache."""
+"""Largest number of elements of the pairs and values of those chunks that are computed together, so that they fit in
+cache."""
 
 
 def naive_delta_rule(
@@ -35,7 +36,7 @@ def naive_delta_rule(
     state: Float[Tensor, "b n k v"] | None = None,
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
-    """Returns y and the last state, by the definition, token by token."""
+    """Returns (y, last state) of the gated delta rule by its definition, token by token."""
     q, k, v, beta, log_decay = map(wide, (q, k, v, beta, log_decay))
     b, s, n = v.shape[:3]
     q, k = (x.repeat_interleave(n // x.shape[2], dim=2) for x in (q, k))
@@ -61,8 +62,8 @@ def delta_rule(
     fresh: Bool[Tensor, "#b s"] | None = None,
     chunk: int | None = None,
 ) -> tuple[Float[Tensor, "b s n v"], Float[Tensor, "b n k v"]]:
-    """Computes `naive_delta_rule`, at least in fp32, by matmuls over chunks of tokens (Yang et al. 2024, 2406.06484).
-    The updates w written by the tokens of a chunk solve one triangular system:
+    """Returns (y, last state), the result of `naive_delta_rule` at least in fp32, by matmuls over chunks of tokens
+    (Yang et al. 2024, 2406.06484). The updates w written by the tokens of a chunk solve one triangular system:
 
         (1 + A) w = beta (v - S k)      A_ij = beta_i (k_i . k_j) exp(a_{j+1} + ... + a_i),  j < i
 
@@ -123,7 +124,8 @@ class _Chunks(NamedTuple):
         cls, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, fresh: Tensor | None, at: slice,
         length: int,
     ) -> _Chunks:  # fmt: skip
-        """Returns the tensors for the tokens `at`, which are whole chunks."""
+        """Returns the intermediate tensors of the chunks formed by the tokens `at`, which are whole chunks of
+        `length`."""
         g, (q, k, v, beta) = q.shape[2], (x[:, at] for x in (q, k, v, beta))
         f = Factors.of(log_decay[:, at], None if fresh is None else fresh[:, at], g, length, v)
         q, k = (by_chunk(x, g, length).transpose(3, 4).contiguous() for x in (q, k))
@@ -140,7 +142,7 @@ class _Chunks(NamedTuple):
 
 
 def _blocks(v: Tensor, length: int) -> list[slice]:
-    """Returns slices of whole chunks of tokens that are computed at once."""
+    """Returns slices of the tokens, each of some whole chunks that are computed at once."""
     b, s, n, width = v.shape
     step = length * max(1, VALUES_AT_ONCE // (b * n * length * max(length, width)))
     return [slice(first, min(first + step, s)) for first in range(0, s, step)]
@@ -149,7 +151,7 @@ def _blocks(v: Tensor, length: int) -> list[slice]:
 def _chunks(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor, fresh: Tensor | None, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns y, and the states before each chunk and after the last, (c + 1, b, n, K, V)."""
+    """Returns (y, states) of whole chunks: the states before each chunk and after the last, (c + 1, b, n, K, V)."""
     states, ys = [state.unflatten(1, (q.shape[2], -1))], []
     with full_precision(q):
         for at in _blocks(v, length):
@@ -202,8 +204,9 @@ def _grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor |
 
 
 def _block_grad(c: _Chunks, dy: Tensor, before: Tensor, ds: Tensor, dstates: Tensor | None) -> tuple[Tensor, ...]:
-    """Returns the gradients of q, k, v, beta and the decays, and of the state before the block, from `ds`, that of the
-    state after the block, and `dstates`, those of the states before its chunks from outside the block."""
+    """Returns the gradients of q, k, v, beta and the decays, and of the state before a block of chunks. Given are `ds`,
+    the gradient of the state after the block, and `dstates`, those of the states before its chunks from outside the
+    block."""
     g, length = c.q.shape[2], c.q.shape[4]
     dy = by_chunk(dy, g, length).transpose(3, 4).contiguous()
     dnear = c.near.mT @ dy

@@ -38,11 +38,11 @@ from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 
 UNIT_EPS = 1e-6
-"""Epsilon inside the root of the length of q and k."""
+"""Number added inside the square root of the length of q and k, so that a vector of zeros has no infinite gradient."""
 
 
 def unit(x: Tensor) -> Tensor:
-    """Returns x / sqrt(sum x^2 + eps) over the last axis."""
+    """Returns x scaled to length one over the last axis: x / sqrt(sum x^2 + eps)."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + UNIT_EPS)
 
 
@@ -130,7 +130,7 @@ class GatedDeltaNet(Recurrence):
         return EffectiveMaps(self.effective_attention, "head", self.n_v_heads, self.v, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer by the names of the sites they make."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make."""
         g, n = self.n_heads, self.n_v_heads
         made = zip(("q", "k", "v", "gate", "beta", "decay"), (g, g, n, n, None, None), strict=True)
         ins = {name: Matrix.of(self.in_proj, i, heads) for i, (name, heads) in enumerate(made)}
@@ -139,15 +139,15 @@ class GatedDeltaNet(Recurrence):
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Returns a state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; S is kept
-        in fp32 at least."""
+        """Returns a decode state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; S
+        is kept in fp32 at least."""
         kept, tail = sizes(self.n_heads, self.n_v_heads, self.head_dim, self.v_head_dim, self.d_conv)
         return RecurrentState(batch, kept, dtype, device, rewind, tail)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        """Fills A_log with exp(A_log) uniform in 1..16, and dt_bias with softplus(dt_bias) log-uniform between dt_min
-        and dt_max, as Mamba-2's."""
+        """Fills A_log so that exp(A_log) is uniform in 1..16, and dt_bias so that softplus(dt_bias) is log-uniform
+        between dt_min and dt_max, as in Mamba-2."""
         self.A_log.copy_(init.uniform_like(self.A_log, *RATES).log())
         begin_steps(init, self.dt_bias, *self.steps)
 
@@ -155,7 +155,8 @@ class GatedDeltaNet(Recurrence):
 def widths(
     d_model: int, n_heads: int, head_dim: int | None, n_v_heads: int | None, v_head_dim: int | None
 ) -> tuple[int, int, int, int]:
-    """Returns g, n, h and hv. Raises RequestError with numbers that would fit."""
+    """Returns (g, n, h, hv): numbers of QK and value heads and their widths. Raises RequestError, with numbers that
+    would fit, for impossible ones."""
     g, _, h = Heads.of(d_model, n_heads, None, head_dim)
     n = n_v_heads or g
     if n % g:
@@ -167,12 +168,14 @@ def widths(
 
 
 def sizes(g: int, n: int, h: int, hv: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """Returns the shapes of the state's tensors, and of the convolution's tail."""
+    """Returns the shapes of the decode state: of its tensors by name, and (width, channels) of the convolution's
+    tail."""
     return {"S": (n, h, hv)}, (d_conv, 2 * g * h + n * hv)
 
 
 class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_deltanet"):
-    """S_t = exp(a_t) S_{t-1} (1 - beta_t k_t k_t^T) + beta_t v_t k_t^T, z_t = S_t q_t. Yang et al. 2024, 2412.06464.
+    """Config of the gated delta rule: S_t = exp(a_t) S_{t-1} (1 - beta_t k_t k_t^T) + beta_t v_t k_t^T, z_t = S_t q_t.
+    Yang et al. 2024, 2412.06464.
 
     It loses to attention if a head must separate more than h keys, the number of orthogonal ones; and to Mamba-2 in
     speed, because each chunk solves a triangular system."""
@@ -205,7 +208,7 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
         return widths(ctx.d_model, n_heads, self.head_dim, self.n_v_heads, self.v_head_dim)
 
     def resized(self, n_heads: int) -> GatedDeltaNetConfig:
-        """Returns the config with `n_heads` heads; the ratio of value heads stays."""
+        """Returns this config with `n_heads` QK heads; the ratio of value heads to them stays."""
         each = (self.n_v_heads or 1) // (self.n_heads or 1) if self.n_v_heads and self.n_heads else 1
         return self.replace(
             n_heads=n_heads, n_v_heads=each * n_heads if self.n_v_heads else None, head_dim=None, v_head_dim=None
@@ -224,8 +227,8 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
         return self.replace(n_heads=g, head_dim=h, n_v_heads=n, v_head_dim=hv, **begun)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost: FLOPs of the matmuls, including those of the rule in chunks, but not of the convolution and
-        the triangular systems."""
+        """Returns the cost of the mixer: FLOPs of the matmuls, including those of the rule in chunks, but not of the
+        convolution and the triangular systems."""
         (g, n, h, hv), d = self._widths(ctx), ctx.d_model
         own = Cost.weights((2 * g * h + n * hv) * self.d_conv + 2 * n, kept=self._kept(ctx, shape))
         maps = linear_cost(ctx, shape, d, (g * h, g * h, n * hv, n * hv, n, n))
@@ -238,8 +241,9 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
         return own + rule_cost(shape, g, n, h, hv) + maps + norm + recurrent_cost(shape, kept, tail)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> int:
-        """Returns the bytes kept beyond the inputs of layers and norm: outputs of in_proj; tensors of the convolution;
-        q and k and their lengths, beta, the decay with two intermediate tensors, and the normalised z, in fp32."""
+        """Returns the bytes kept for the backward pass beyond the inputs of layers and norm: outputs of in_proj;
+        tensors of the convolution; q and k and their lengths, beta, the decay with two intermediate tensors, and the
+        normalised z, in fp32."""
         g, n, h, hv = self._widths(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         conv = conv_kept(shape, 2 * g * h + n * hv, self.d_conv)
@@ -247,8 +251,8 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
 
 
 def rule_cost(shape: Shape, g: int, n: int, k: int, v: int) -> Cost:
-    """Returns the cost of the rule in chunks: its matmuls; for the backward pass its states, one of each chunk, and one
-    more for the whole chunks and for the rest."""
+    """Returns the cost of the delta rule in chunks, for g QK heads of width k and n value heads of width v: its
+    matmuls; for the backward pass its states, one of each chunk, and one more for the whole chunks and for the rest."""
     whole, rest = divmod(shape.s, CHUNK)
     pairs = 0 if shape.s == 1 else whole * CHUNK**2 + rest**2
     states = n * k * v * (whole + bool(whole) + 2 * bool(rest))

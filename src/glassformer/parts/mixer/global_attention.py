@@ -73,8 +73,9 @@ class GlobalAttention(Attention):
 
 
 class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
-    """z_i = softmax(q'_i K'^T) V' for the first tokens of a document, with separate projections, and the window and
-    those tokens for all others. Beltagy et al. 2020 (2004.05150): Longformer as published, for encoders.
+    """Config of Longformer's attention as published, for encoders: z_i = softmax(q'_i K'^T) V' for the first tokens of
+    a document, with separate projections, and the window and those tokens for all others. Beltagy et al. 2020
+    (2004.05150).
 
     It loses to full attention if texts are short enough for that, and costs 1.75 times its projections' weights.
     """
@@ -92,7 +93,7 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
         return GlobalAttention
 
     def sharing(self, name: str) -> None:
-        """Returns None, because it has two sets of keys and values."""
+        """Returns None, because this mixer cannot be a KV source: it has two sets of keys and values."""
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         inner, seen = self._of_projection(ctx), self.visibility.build(ctx)
@@ -112,7 +113,8 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
         )
 
     def _global(self, ctx: BuildContext, shape: Shape, first: int) -> int:
-        """Returns the bytes that the calls of global queries keep: the queries, and their pattern."""
+        """Returns the bytes that the calls of the `first` global queries keep for the backward pass: the queries, and
+        their pattern."""
         if shape.phase != "train":
             return 0
         facts = CallFacts(dtype=shape.products, dropout=self.dropout > 0, additive=self.softcap is None)

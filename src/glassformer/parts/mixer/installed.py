@@ -3,12 +3,13 @@
 
 `KERNELS` has the adapters: arguments and outputs are those of an operation of this package, in its layout and scale. No
 kernel is trusted: before the first call of a kind (device, sizes, with or without a state, with or without borders) it
-computes a small random input, and its outputs and gradients must equal those of our twin (`TOLERANCE`). A kernel that
-deviates or fails is named in a warning, with the package, its version and the deviation, and this process computes that
-operation by our twin from then on. The kernels' fp32 matmuls have 10 bits (TF32) on GPUs with such matmuls.
+computes a small random input, and its outputs and gradients must equal those of this package's twin (`TOLERANCE`). A
+kernel that deviates or fails is named in a warning, with the package, its version and the deviation, and this process
+computes that operation by the twin from then on. The kernels' fp32 matmuls have 10 bits (TF32) on GPUs with such
+matmuls.
 
-The twin also computes calls that a kernel does not support, calls in torch's deterministic mode (their backward passes
-add up in any order), calls under a compiler, for which the twin is one operator, and all calls with
+The twin also computes calls that a kernel does not support, calls in torch's deterministic mode (the kernels' backward
+passes add up in any order), calls under a compiler, for which the twin is one operator, and all calls with
 GLASSFORMER_KERNELS=0.
 """
 
@@ -33,17 +34,17 @@ from glassformer.parts.precision import full_precision
 SWITCH = "GLASSFORMER_KERNELS"
 """Environment variable; 0 disables the kernels of libraries."""
 DEVICES = {"cuda"}
-"""Types of devices that the kernels run on."""
+"""Types of devices on which the kernels of libraries run."""
 TOLERANCE = {torch.float32: 5e-3}
-"""Maximum |theirs - ours| / |ours| (Euclidean) of an output or a gradient, by the dtype of the inputs: the bound of
-fla's own tests, and ten times the rounding of TF32. A wrong scale or layout is off by a tenth and more."""
+"""Dtype of the inputs -> largest allowed deviation |library - twin| / |twin| (Euclidean) of an output or a gradient:
+the bound of fla's own tests, and ten times the rounding of TF32. A wrong scale or layout is off by a tenth and more."""
 DUAL_CHUNK = 256
-"""Tokens of a chunk of `mamba_chunk_scan_combined`, as in its own module."""
+"""Number of tokens of a chunk of `mamba_chunk_scan_combined`, as in its own module."""
 
 Given = Mapping[str, Tensor | None]
-"""Arguments of an operation by name."""
+"""Name of an argument of an operation -> its tensor, or None."""
 Outputs = tuple[Tensor, Tensor]
-"""Tuple of y (b, s, ...) and the last state (b, ...)."""
+"""Tuple of the results of an operation: y (b, s, ...) and the last state (b, ...)."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,19 @@ class Theirs:
     """Function of a library, adapted to the arguments of an operation of this package."""
 
     package: str
-    """Name of the distribution."""
+    """Name of the distribution that has the function."""
     call: Callable[..., Outputs]
     tokens: int
-    """Tokens of a trial: a few of its chunks, the last one not full."""
+    """Number of tokens in a trial: a few chunks of the function, the last one not full."""
     serves: Callable[[Given], bool] = lambda given: True
     state_learns: bool = True
-    """True if the last state has a gradient."""
+    """True if the function computes the gradient of the last state."""
 
 
 def computed(name: str, ours: Callable[..., Outputs], **given: Tensor | None) -> Outputs | None:
-    """Returns a library's result for an operation's arguments; None if no library serves them, so that the caller
-    computes `ours`, the twin, which is called with samples of the arguments and must not call this function."""
+    """Returns the result of the operation `name` for the arguments `given`, computed by a library; None if no library
+    serves them, so that the caller computes the operation by `ours`, the twin. The trial of a library calls `ours` with
+    samples of the arguments; `ours` must not call this function."""
     if torch.compiler.is_compiling() or not _may(given):
         return None
     theirs, device = KERNELS[name], _first(given).device
@@ -85,12 +87,12 @@ def computed(name: str, ours: Callable[..., Outputs], **given: Tensor | None) ->
 
 
 _tried: set[tuple[Any, ...]] = set()
-"""Kinds of calls whose trial succeeded."""
+"""Kinds of calls (operation, device, sizes of the arguments) whose trial succeeded."""
 _refused: set[tuple[str, torch.device]] = set()
 
 
 class Deviation(Exception):
-    """Error of a library's deviation from the twin."""
+    """Raised if the result of a library deviates from that of the twin."""
 
 
 @cache
@@ -102,7 +104,8 @@ def _version(package: str) -> str | None:
 
 
 def _may(given: Given) -> bool:
-    """Returns True if a library may be used: arguments on its type of device, of a dtype with a tolerance."""
+    """Returns True if a library may compute a call with these arguments: they are on a GPU and of a dtype with a
+    tolerance, deterministic mode is off, and the environment variable does not disable libraries."""
     floats = [x for x in given.values() if x is not None and x.is_floating_point()]
     return (
         floats[0].device.type in DEVICES
@@ -127,30 +130,31 @@ DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
     "log_decay": lambda x: -(x - 2).exp(),
     "fresh": lambda x: _borders(x > 2),
 }
-"""Samplers of arguments that are not normal numbers: keys of length one, decays from almost 0 to almost 1, borders
-every forty tokens or so."""
+"""Name of an argument whose samples are not normal numbers -> function that makes them of normal numbers: keys of
+length one, decays from almost 0 to almost 1, marks of first tokens every forty tokens or so."""
 
 
 def _borders(x: Tensor) -> Tensor:
-    """Starts a sequence with the first row; the second row continues its state."""
+    """Changes random marks of first tokens x (rows, tokens), in place: the first row starts a sequence at its first
+    token, the second does not, so that its state is used. Returns x."""
     x[:, 0] = torch.arange(len(x)) == 0
     return x
 
 
 def _sizes(key: str, x: Tensor) -> tuple[int, ...]:
-    """Returns the sizes that do not depend on the number of rows and tokens."""
+    """Returns the sizes of the argument `key` that do not depend on the number of rows and tokens."""
     if _of_model(key, x):
         return tuple(x.shape)
     return tuple(x.shape[1 if key in STATES else 2 :])
 
 
 def _of_model(key: str, x: Tensor) -> bool:
-    """Returns True if an argument is shared by all rows and tokens."""
+    """Returns True if the argument `key` has neither rows nor tokens, because it belongs to the model."""
     return key == "a" or x.dim() == 1
 
 
 def _sample(key: str, x: Tensor, tokens: int, generator: torch.Generator) -> Tensor:
-    """Returns a random argument like x, with two rows of `tokens` tokens."""
+    """Returns a random tensor like the argument x, but with two rows of `tokens` tokens."""
     rows = () if _of_model(key, x) else (2,) if key in STATES else (2, tokens)
     drawn = torch.randn(*rows, *_sizes(key, x), generator=generator)
     made = DRAWN.get(key, lambda x: x)(drawn)
@@ -158,7 +162,8 @@ def _sample(key: str, x: Tensor, tokens: int, generator: torch.Generator) -> Ten
 
 
 def _try(theirs: Theirs, ours: Callable[..., Outputs], given: Given) -> None:
-    """Compares the library with the twin on samples. Raises Deviation, or an error of the library."""
+    """Compares the outputs and gradients of a library with those of the twin `ours` on random samples of the arguments.
+    Raises Deviation if they differ, or an error of the library."""
     generator = torch.Generator().manual_seed(0)
     # without hooks, because those of an outer checkpoint would count tensors that its second pass does not keep
     alone = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
@@ -184,7 +189,8 @@ def _try(theirs: Theirs, ours: Callable[..., Outputs], given: Given) -> None:
 
 
 def _deviation(ours: Tensor, theirs: Tensor) -> float:
-    """Returns |theirs - ours| / |ours|; infinite if theirs has another shape or values that are not finite."""
+    """Returns |theirs - ours| / |ours| of two results; infinity if `theirs` has another shape or values that are not
+    finite."""
     ours, theirs = ours.detach(), theirs.detach()
     if ours.shape != theirs.shape or not bool(torch.isfinite(theirs).all()):
         return float("inf")
@@ -197,7 +203,8 @@ def _deviation(ours: Tensor, theirs: Tensor) -> float:
 def _selective_scan(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor | None = None, fresh: Tensor | None = None
 ) -> Outputs:
-    """Calls `selective_scan_fn(u, delta, A, B, C)`: channels before tokens, A (c, p), states (b, c, p), from zero."""
+    """Returns the results of Mamba's `selective_scan_fn(u, delta, A, B, C)`, which has channels before tokens, A (c, p)
+    and states (b, c, p), from a state of zero."""
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn  # type: ignore[import-not-found]
 
     by_channel = (x.transpose(1, 2).contiguous() for x in (u, dt))
@@ -209,8 +216,8 @@ def _selective_scan(
 def _state_space_dual(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, fresh: Tensor | None
 ) -> Outputs:
-    """Calls `mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size)`: states (b, n, h, p). Tokens with equal `seq_idx`
-    attend to each other; the initial state has `seq_idx` 0."""
+    """Returns the results of Mamba's `mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size)`, which has states (b, n,
+    h, p). Tokens with equal `seq_idx` attend to each other; the initial state has `seq_idx` 0."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined  # type: ignore[import-not-found]
 
     y, last = mamba_chunk_scan_combined(
@@ -225,8 +232,8 @@ def _state_space_dual(
 def _linear_attention(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor | None, fresh: Tensor | None
 ) -> Outputs:
-    """Calls `chunk_simple_gla(q, k, v, g, scale=)`, also behind fla's linear attention and retention: equally many
-    heads of q, k and v, and a decay per token."""
+    """Returns the results of fla's `chunk_simple_gla(q, k, v, g, scale=)`, also behind fla's linear attention and
+    retention, which needs equally many heads of q, k and v, and a decay per token."""
     from fla.ops.simple_gla import chunk_simple_gla  # type: ignore[import-not-found]
 
     n = v.shape[2]
@@ -244,7 +251,7 @@ def _linear_attention(
 def _delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor | None, fresh: Tensor | None
 ) -> Outputs:
-    """Calls `chunk_gated_delta_rule(q, k, v, g, beta, scale)`."""
+    """Returns the results of fla's `chunk_gated_delta_rule(q, k, v, g, beta, scale)`."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
 
     def run(
@@ -258,8 +265,8 @@ def _delta_rule(
 
 
 def _by_sequence(run: Callable[..., Outputs], state: Tensor | None, fresh: Tensor | None, *by_token: Tensor) -> Outputs:
-    """Calls run(state, borders, *by_token) with fla's layout of sequences that start within rows: all tokens in one
-    row, the places of the starts and the end, and a state for each sequence."""
+    """Returns the results of run(state, borders, *by_token), called with fla's layout of sequences that start within
+    rows: all tokens in one row, the places of the starts and the end, and a state for each sequence."""
     if fresh is None:
         return run(state, None, *by_token)
     b, s = by_token[0].shape[:2]
@@ -285,5 +292,5 @@ KERNELS = {
     "linear_attention": Theirs("fla-core", _linear_attention, 150),
     "delta_rule": Theirs("fla-core", _delta_rule, 150),
 }  # fmt: skip
-"""Kernels by operation: `scan.selective_scan`, `chunked.state_space_dual`, `chunked.chunked_linear_attention` and
-`delta.delta_rule`. Mamba's scan processes at most 2,048 tokens at once."""
+"""Operation -> its function of a library: `scan.selective_scan`, `chunked.state_space_dual`,
+`chunked.chunked_linear_attention` and `delta.delta_rule`. Mamba's scan processes at most 2,048 tokens at once."""

@@ -16,16 +16,16 @@ from glassformer.parts.state import BoundedState, State
 from glassformer.parts.visibility import Visibility
 
 SCALE = torch.bfloat16
-"""Dtype of the scale of an int8 vector."""
+"""Dtype of the scale of a vector that is stored as int8."""
 
 
 def vector_bytes(width: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of one vector in `Cells`."""
+    """Returns the bytes that one vector of `width` elements takes in `Cells`."""
     return width * dtype.itemsize + (SCALE.itemsize if dtype == torch.int8 else 0)
 
 
 class Cells:
-    """Vectors by sequence, head and slot, (b, g, slots, h), stored as `dtype`.
+    """Memory of vectors by sequence, head and slot, (b, g, slots, h), stored as `dtype`.
 
     int8 stores each vector as integers times the vector's largest absolute value over 127, rounded to `SCALE` first.
     """
@@ -45,7 +45,7 @@ class Cells:
         return other
 
     def __setitem__(self, slots: slice | Tensor, x: Tensor) -> None:
-        """Stores x (b, s, g, h) at `slots`: a slice or (s,), equal for all rows, or (b, s)."""
+        """Stores the vectors x (b, s, g, h) at `slots`: a slice or (s,), equal for all rows, or (b, s)."""
         x = x.detach()  # a state is memory, not a path for gradients
         if self.scales is not None:
             scales = (x.abs().amax(-1, keepdim=True).float() / 127).to(self.scales.dtype)
@@ -54,17 +54,18 @@ class Cells:
         _put(self.values, slots, x)
 
     def upto(self, end: int, dtype: torch.dtype) -> Tensor:
-        """Returns the first slots, (b, end, g, h)."""
+        """Returns the vectors of the slots before `end`, (b, end, g, h), in `dtype`."""
         x = self.values[:, :, :end].to(dtype)
         if self.scales is not None:
             x = x * self.scales[:, :, :end].to(dtype)
         return x.transpose(1, 2)
 
     def read(self, end: int, slots: slice | Tensor, x: Tensor) -> Tensor:
-        """Returns (b, end, g, h) as `upto`, in x's dtype, after x (b, s, g, h) was stored at `slots`.
+        """Returns the vectors of the slots before `end`, (b, end, g, h), in the dtype of x, after x (b, s, g, h) was
+        stored at `slots`.
 
-        While gradients are recorded, those of the new cells reach x as if storing had not rounded it, and the result is
-        a copy, which later writes to the state do not change."""
+        While gradients are recorded, those of the new vectors reach x as if storing had not rounded it, and the result
+        is a copy, which later writes to the state do not change."""
         stored = self.upto(end, x.dtype)
         if not torch.is_grad_enabled():
             return stored
@@ -77,7 +78,7 @@ class Cells:
         return stored.index_put((row, slots), through)
 
     def at(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns the vectors (b, s, g, h) at slots (s,), or (b, s)."""
+        """Returns the vectors (b, s, g, h) stored at `slots`, (s,) or (b, s), in `dtype`."""
         x = _at(self.values, slots).to(dtype)
         return x if self.scales is None else x * _at(self.scales, slots).to(dtype)
 
@@ -97,7 +98,8 @@ def _put(cells: Tensor, slots: slice | Tensor, x: Tensor) -> None:
 
 
 class KVState(State):
-    """Keys and values (b, g, slots, h) of every token read. `k` and `v` are (heads, width) of each."""
+    """Decode state of attention: keys and values (b, g, slots, h) of every token read. The arguments `k` and `v` are
+    (heads, width) of a key and of a value."""
 
     kind = "cache"
 
@@ -157,7 +159,8 @@ class KVState(State):
 
 
 class WindowState(KVState, BoundedState):
-    """Keys and values of the last tokens that a window needs: a ring, with token i in slot i mod its size.
+    """Decode state of attention with a window: keys and values of the last tokens, in a ring, with token i in slot i
+    mod its size.
 
     `rewind` slots more than the window let `truncate` go back by that number of tokens from the furthest ever read.
     With `absolute`, `append` always returns the token indices of the keys, unless these are the first ones. With a
@@ -210,22 +213,25 @@ class WindowState(KVState, BoundedState):
         return self.k.read(size, slots, k), self.v.read(size, slots, v), held
 
     def _held(self, last: Tensor, nothing: Tensor) -> Tensor:
-        """Returns the token in each slot when token `last` (..., 1) is the newest; `nothing` for empty slots."""
+        """Returns the index of the token in each slot of the ring when token `last` (..., 1) is the newest; `nothing`
+        for empty slots."""
         held = last - (last - torch.arange(self.slots, device=last.device)) % self.slots
         return torch.where(held < 0, nothing, held)
 
     def _apart(self, last: Tensor) -> Tensor:
-        """Returns every stride-th token up to `last` (..., 1), newest first; `last` + 1 in place of missing ones."""
+        """Returns the indices of every stride-th token back from `last` (..., 1), newest first; `last` + 1 in place of
+        those before the first token."""
         held = last - torch.arange(0, self.slots - self.rewind, self.stride, device=last.device)
         return torch.where(held < 0, last + 1, held)
 
     def _held_before(self, tokens: Tensor) -> Tensor:
-        """Returns the tokens in the slots before `tokens` (b, s) are stored, followed by `tokens`."""
+        """Returns the index of the token in each slot before the tokens `tokens` (b, s) are stored, followed by
+        `tokens` themselves."""
         return torch.cat((self._held(tokens[:, :1] - 1, tokens[:, -1:] + 1), tokens), dim=1)
 
     def _append_many(self, k: Tensor, v: Tensor, tokens: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Stores the new tokens; returns k and v of the earlier visible tokens, oldest first, followed by the new ones,
-        and the indices of the earlier ones."""
+        """Stores k and v of several new tokens; returns (k, v, indices): keys and values of the earlier visible tokens,
+        oldest first, followed by the new ones, and the indices of the earlier ones."""
         past = torch.arange(max(start - self.slots + 1, 0), start, device=k.device)
         slots, size = past % self.slots, self.slots
         kept_k = torch.cat((self.k.at(slots, k.dtype), k), dim=1) if start else k
@@ -240,7 +246,8 @@ class WindowState(KVState, BoundedState):
 
 
 class PinnedState(WindowState):
-    """Window state that also keeps the first `pinned` tokens of each row's document, in slots after the ring."""
+    """Decode state of attention with a window that also keeps the first `pinned` tokens of each row's document, in
+    slots after the ring."""
 
     def __init__(
         self,
@@ -257,15 +264,16 @@ class PinnedState(WindowState):
         self.pinned = pinned
         self.k, self.v = (Cells(batch, self.slots + pinned, *shape, dtype, device) for shape in (k, v))
         self.begun: Tensor | None = None
-        """Furthest start of a document; tokens pinned before it are gone."""
+        """Largest index of a document's first token so far; tokens pinned for earlier documents are gone. None before
+        any."""
 
     @property
     def ring(self) -> None:
         return None
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Appends tokens; a pinned token that is still in the ring counts there, and its pinned copy counts as a future
-        token."""
+        """Stores the new tokens' k, v (b, s, g, h); returns keys, values and token indices as `KVState.append`. A
+        pinned token that is still in the ring counts there, and its pinned copy counts as a future token."""
         size, start, s = self.slots, pass_.start, k.shape[1]
         if pass_.rows is None and start < size:  # the ring holds all tokens so far
             found = super().append(k, v, pass_)
@@ -287,7 +295,8 @@ class PinnedState(WindowState):
         return k, v, pass_.once(("pinned", size, self.pinned, s), lambda: self._with_pinned(ring, pass_))
 
     def _with_pinned(self, ring: Tensor, pass_: Pass) -> Tensor:
-        """Returns the tokens in all slots: of the ring and the call, followed by the pinned ones."""
+        """Returns the index of the token in each slot: those of the ring and the call, `ring`, followed by the pinned
+        ones."""
         new = pass_.slots.view(-1, pass_.tokens)
         one = pass_.tokens == 1
         oldest = new[:, :1] - self.slots + 1 if one or pass_.rows is None else new[:, :1] - self.slots
@@ -299,13 +308,13 @@ class PinnedState(WindowState):
         return torch.cat((ring, tokens[0]))
 
     def _begin(self, pass_: Pass, end: int) -> Tensor:
-        """Returns the first token of the document of token end - 1, (b, 1) or (1, 1)."""
+        """Returns the index of the first token of the document that token end - 1 is in, (b, 1) or (1, 1)."""
         if pass_.documents is None:
             return torch.zeros(1, 1, dtype=torch.int64, device=self.k.values.device)
         return pass_.borders.begins[:, end - 1 : end]
 
     def _pin(self, k: Tensor, v: Tensor, pass_: Pass) -> None:
-        """Keeps the new tokens that are the first ones of a row's last document."""
+        """Stores, in the pinned slots, those new tokens that are among the first of their row's last document."""
         if pass_.rows is None and pass_.documents is None:
             if pass_.start < self.pinned:
                 end = min(pass_.end, self.pinned)
@@ -356,8 +365,8 @@ def state_of(
     device: Any = None,
     rewind: int = 0,
 ) -> KVState:
-    """Returns an empty state for the tokens that later queries may attend to; `shapes` are the (heads, width) of k and
-    v."""
+    """Returns an empty decode state that keeps the tokens to which later queries may attend under a visibility;
+    `shapes` are the (heads, width) of k and v."""
     first, last = visibility.needed
     if last is None or first + last + rewind >= max_len:
         return KVState(batch, max_len, *shapes, dtype, device)

@@ -35,28 +35,29 @@ Form = Literal["auto", "expanded", "absorbed"]
 
 
 class LatentShape(NamedTuple):
-    """Sizes of a `LatentAttention`."""
+    """Sizes of the heads and latents of a `LatentAttention`."""
 
     n: int
     """Number of heads."""
     content: int
-    """dn: elements of a head's query and key that come from the latent."""
+    """dn: number of elements of a head's query and key that come from the latent."""
     rope: int
-    """dr: elements of the key that all heads share, the only ones with a position."""
+    """dr: number of elements of the key that all heads share, the only ones with a position."""
     value: int
-    """dv: elements of a head's v."""
+    """dv: number of elements of a head's value."""
     kv_rank: int
-    """r: elements of the latent."""
+    """r: number of elements of the latent of keys and values."""
     q_rank: int
-    """Elements of the queries' latent; 0 without one."""
+    """Number of elements of the queries' latent; 0 for queries from x itself."""
 
     @property
     def query(self) -> int:
         return self.content + self.rope
 
     def absorbs(self, s: int) -> bool:
-        """Returns True if s queries against many keys need fewer operations absorbed: n (2 r + dr) for each pair of a
-        query and a key, against n (dn + dr + dv) and n r (dn + dv) for expanding every key's latent."""
+        """Returns True if attention of s queries to many keys needs fewer operations in the absorbed form: n (2 r + dr)
+        for each pair of a query and a key, against n (dn + dr + dv) and n r (dn + dv) for expanding every key's
+        latent."""
         each = self.content + self.value
         return s * (2 * self.kv_rank - each) <= self.kv_rank * each
 
@@ -139,7 +140,7 @@ class LatentAttention(SoftmaxAttention):
         return self.put_out(z)
 
     def project(self, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns q (b,s,n,dn+dr), the latent (b,s,r), and the shared keys (b,s,1,dr)."""
+        """Returns (queries (b,s,n,dn+dr), latent (b,s,r), shared keys (b,s,1,dr)) of x (b,s,d)."""
         down = self.q_norm(self.q_down(x)) if self.shape.q_rank else x
         q = self.q_up(down).unflatten(-1, (self.n_heads, -1))
         c, shared = self.kv_down.split(self.kv_down(x))
@@ -151,14 +152,16 @@ class LatentAttention(SoftmaxAttention):
         return self.q(q), self.latent(self.kv_norm(c)), shared
 
     def expand(self, c: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns k (b,t,n,dn+dr) and v (b,t,n,dv) of the latent (b,t,r) and the shared keys (b,t,1,dr)."""
+        """Returns k (b,t,n,dn+dr) and v (b,t,n,dv), computed from the latent `c` (b,t,r) and the shared keys `turned`
+        (b,t,1,dr)."""
         k, v = (y.unflatten(-1, (self.n_heads, -1)) for y in self.kv_up.split(self.kv_up(c)))
         return torch.cat((k, turned.expand(-1, -1, self.n_heads, -1)), -1), v
 
     def expanded(
         self, q: Tensor, c: Tensor, turned: Tensor, k_idx: Tensor | None, pass_: Pass, apart: bool = False
     ) -> Tensor:
-        """Returns z (b,s,n,dv), by expanded keys and values; `apart`: shows k and v at their sites."""
+        """Returns z (b,s,n,dv) in the expanded form, which makes keys and values of the latent `c`. `apart`: True to
+        pass k and v through their sites."""
         k, v = self.expand(c, turned)
         if apart:
             k, v = self.k(k), self.v(v)
@@ -167,7 +170,8 @@ class LatentAttention(SoftmaxAttention):
     def absorbed(
         self, q: Tensor, c: Tensor, turned: Tensor, k_idx: Tensor | None, pass_: Pass, apart: bool = False
     ) -> Tensor:
-        """Returns z (b,s,n,dv), by attention of all heads to the latent itself."""
+        """Returns z (b,s,n,dv) in the absorbed form, in which all heads attend to the latent `c` itself. `apart`: True
+        to compute k and v separately for observers."""
         if apart:
             self._show(c, turned)
         size = self.shape
@@ -179,7 +183,8 @@ class LatentAttention(SoftmaxAttention):
         return torch.einsum("bsnr,nhr->bsnh", seen, w_v)
 
     def _show(self, c: Tensor, turned: Tensor) -> None:
-        """Shows k and v of the new tokens to observers. Raises RequestError if they are edited."""
+        """Computes k and v of the new tokens for observers of their sites, if there are any. Raises RequestError if one
+        of these sites is edited."""
         if self.k.edited or self.v.edited:
             raise RequestError(
                 "mixer.k and mixer.v are not computed when only the latent is stored; edit mixer.latent",
@@ -190,8 +195,8 @@ class LatentAttention(SoftmaxAttention):
             self.k(k), self.v(v)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices by the names of the sites they make; `rope` makes the shared keys, `q_latent` is present
-        with q_rank."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make; `rope` makes the shared
+        keys, `q_latent` is present with q_rank."""
         n, down = self.n_heads, {"latent": Matrix.of(self.kv_down), "rope": Matrix.of(self.kv_down, 1)}
         if self.shape.q_rank:
             down["q_latent"] = Matrix.of(self.q_down)
@@ -199,7 +204,7 @@ class LatentAttention(SoftmaxAttention):
         return {**down, **up, "out": Matrix.of(self.output)}
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> KVState:
-        """Returns a state of the latent and the shared key of each token within reach."""
+        """Returns an empty decode state for the latent and the shared key of each token within reach."""
         kept = (1, self.shape.kv_rank), (1, self.shape.rope)
         state = state_of(self.visibility, kept, batch, max_len, dtype, device, rewind)
         state.kind = "latent"
@@ -222,15 +227,15 @@ class LatentAttentionConfig(
 
     n_heads: int = Field(gt=0, le=1 << 16)
     kv_rank: int | None = Field(None, gt=0, le=1 << 20)
-    """r, elements of the latent; None for 4 head_dim."""
+    """r, number of elements of the latent of keys and values; None for 4 head_dim."""
     q_rank: int | None = Field(0, ge=0, le=1 << 20)
-    """Elements of the queries' latent; 0 for queries from x itself; None for 12 head_dim."""
+    """Number of elements of the queries' latent; 0 for queries from x itself; None for 12 head_dim."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """dn, elements of a head without a position; None for d_model / n_heads."""
+    """dn, number of elements of a head without a position; None for d_model / n_heads."""
     rope_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """dr, elements of the shared key, which has a position; None for half of head_dim."""
+    """dr, number of elements of the shared key, which has a position; None for half of head_dim."""
     value_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """dv, elements of a head's v; None for head_dim."""
+    """dv, number of elements of a head's value; None for head_dim."""
     norm: NormConfig = RMSNormConfig(eps=1e-6)
     """Norm of the latents."""
     bias: bool = False
@@ -242,11 +247,13 @@ class LatentAttentionConfig(
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
     form: Form = "auto"
-    """Equal computations: keys and values expanded, or absorbed; auto for the one with fewer operations."""
+    """Form of the computation, equal in its result: keys and values expanded, or absorbed; auto for the one with fewer
+    operations."""
 
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:
-        """Returns this choice in place of `old`. Raises RequestError for a mixer without heads."""
+        """Returns a config of this kind in place of `old`, with the number of its heads and the given `fields`. Raises
+        RequestError for a mixer without heads."""
         if not hasattr(old, "n_heads"):
             raise RequestError(
                 f"mla takes the heads of the mixer that it replaces, and {old.kind} has no heads; start from attention",
@@ -261,7 +268,7 @@ class LatentAttentionConfig(
         return LatentShape(self.n_heads, h, self.rope_dim or half, self.value_dim or h, self.kv_rank or 4 * h, q_rank)
 
     def heads(self, ctx: BuildContext) -> Heads:
-        """Returns the heads; h is the width of a query, content and position."""
+        """Returns the numbers of the mixer's heads; h is the width of a query, content and position."""
         shape = self.shape(ctx)
         return Heads(shape.n, shape.n, shape.query)
 
@@ -313,7 +320,8 @@ class LatentAttentionConfig(
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost; a pass that continues a state counts as absorbed if the module computes it so."""
+        """Returns the cost of the mixer; a pass that continues a state counts as absorbed if the module computes it
+        so."""
         (n, dn, dr, dv, r, q_rank), d = self.shape(ctx), ctx.d_model
         narrow = shape.reading(shape.products)
         maps = linear_cost(ctx, shape, d, q_rank or n * (dn + dr), (r, dr), bias=self.bias and bool(q_rank))
@@ -326,7 +334,7 @@ class LatentAttentionConfig(
         return maps + turn + self._core(ctx, shape) + self._state_cost(ctx, shape, (1, r), (1, dr))
 
     def _core(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of W_UK, W_UV and the attention between them."""
+        """Returns the cost of W_UK, W_UV and of the attention between them."""
         size, goes_on = self.shape(ctx), shape.phase != "train" and shape.s < shape.t
         n, dn, dr, dv, r, _ = size
         absorbed = self.form == "absorbed" or (self.form == "auto" and goes_on and size.absorbs(shape.s))
@@ -348,15 +356,15 @@ class LatentAttentionConfig(
         return linear_cost(ctx, read, r, (n * dn, n * dv)) + core + self._kept(ctx, shape)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the kept tensors: the shared key and the latent before its norm, q and k as the kernel
-        reads them, k and v as made, and the kernel's tensors."""
+        """Returns the cost of the tensors kept for the backward pass: the shared key and the latent before its norm, q
+        and k as the kernel reads them, k and v as made, and the kernel's tensors."""
         n, dn, dr, dv, _, _ = self.shape(ctx)
         given = self._call_keeps(self._within(ctx), shape, value_dim=dv)[0].given
         values = dr + n * (dn + dr) * sum(name in given for name in "qk") + n * (dn + dv) * ("v" in given)
         return self._kernel_keeps(self._within(ctx), shape, dv) + Cost(kept=shape.keeps(values))
 
     def _kernel_keeps(self, ctx: BuildContext, shape: Shape, value_dim: int) -> Cost:
-        """Returns the cost of the kernel's tensors, and of the mask that it shares with other layers."""
+        """Returns the cost of the tensors that the kernel keeps, and of the mask, which other layers share."""
         if shape.phase != "train":
             return Cost()
         kept, mask = self._call_keeps(ctx, shape, value_dim=value_dim)

@@ -34,7 +34,8 @@ def _positive(x: Tensor) -> Tensor:
 
 
 class _Positive(torch.autograd.Function):
-    """Autograd function that keeps only the feature: its slope is min(phi, 1)."""
+    """Autograd function of the feature phi of linear attention, which keeps only its result: the slope is min(phi,
+    1)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -55,21 +56,20 @@ def positive(x: Tensor) -> Tensor:
 
 
 def weighted(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns, from sums (..., V + 1) whose last column sums the weights: the mean (..., V) and the weights (...,
-    1)."""
+    """Returns (mean (..., V), weights (..., 1)) of sums (..., V + 1) whose last column is the sum of the weights."""
     weights = sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
     return (sums[..., :-1] / weights).to(dtype), weights
 
 
 def tokens_seen(pass_: Pass, causal: bool) -> Tensor:
-    """Returns the number of tokens of its document that each token attends to, (1, s) or (b, s)."""
+    """Returns the number of tokens that each token attends to in its document: (1, s) or (b, s)."""
     if causal:
         return pass_.age + 1
     return torch.full_like(pass_.age, pass_.tokens) if pass_.documents is None else pass_.borders.lengths
 
 
 def with_ones(v: Tensor) -> Tensor:
-    """Returns v with a column of ones, which sums up the weights."""
+    """Returns the values v with an additional column of ones, in which the recurrence sums the weights."""
     return F.pad(wide(v), (0, 1), value=1.0)
 
 
@@ -149,12 +149,14 @@ def plain(visibility: Visibility) -> bool:
 
 
 class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="linear_attention"):
-    """z_t = sum_j phi(q_t) phi(k_j) v_j / sum_j phi(q_t) phi(k_j), phi = elu + 1 (2006.16236): a state of h (h + 1)
-    elements per head in place of keys and values. It loses if one token must be retrieved among many."""
+    """Config of linear attention: z_t = sum_j phi(q_t) phi(k_j) v_j / sum_j phi(q_t) phi(k_j), phi = elu + 1
+    (2006.16236): a state of h (h + 1) elements per head in place of keys and values. It loses if one token must be
+    retrieved among many."""
 
     visibility: VisibilityConfig = CausalConfig()
     feature: Feature = "elu"
-    """Feature phi; `identity` for unchanged queries and keys, over the number of tokens."""
+    """Function phi of queries and keys: `elu` for elu + 1; `identity` for unchanged ones, with sums divided by the
+    number of visible tokens."""
 
     def widths(self, ctx: BuildContext) -> tuple[int, int]:
         h = self.heads(ctx).head_dim
@@ -176,8 +178,8 @@ class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="l
         return self.replace(n_heads=n, head_dim=h)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost. Beyond the tensors of the recurrence, its sums and the weights are kept, or the numbers of
-        visible tokens."""
+        """Returns the cost of the mixer. Beyond the tensors of the recurrence, its sums and the weights are kept, or
+        the numbers of visible tokens."""
         n, _, h = self.heads(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)

@@ -88,9 +88,9 @@ class Linformer(Mixer):
         return self.out(self.output(z.flatten(-2)))
 
     def places(self, rows: Tensor, pass_: Pass) -> tuple[Tensor, Tensor | None]:
-        """Returns the rows of E or F for the tokens, (s, m) or by head (n, s, m), and None; with documents m columns
-        for each of c documents, (b, n or 1, s, c m), and the mask of columns that each token attends to, (b, 1, s, c
-        m)."""
+        """Returns (rows, mask): for each token the row of E or F that it is multiplied by, (s, m) or by head (n, s, m),
+        and None. With documents there are m columns for each of c documents: rows (b, n or 1, s, c m), and the mask (b,
+        1, s, c m) of the columns that each token attends to."""
         s, (_, length, m) = pass_.tokens, rows.shape
         if pass_.begins is None:
             self.check(s, length)
@@ -104,7 +104,7 @@ class Linformer(Mixer):
         return apart, own[:, None, :, :].repeat_interleave(m, -1) > 0
 
     def check(self, s: int, length: int) -> None:
-        """Raises RequestError for a text that is longer than E and F."""
+        """Raises RequestError for a text of more tokens than E and F have rows."""
         if s > length:
             raise RequestError(
                 f"linformer has maps of {length} positions and was given {s} tokens; build it with mixer.length={s}",
@@ -131,7 +131,7 @@ class Linformer(Mixer):
         return EffectiveMaps(self.effective_attention, "head", self.n_heads, self.v, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer by the names of the sites they make."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make."""
         maps = {name: Matrix.of(self.qkv, part, self.n_heads) for part, name in enumerate("qkv")}
         return {**maps, "out": Matrix.of(self.output)}
 
@@ -149,24 +149,25 @@ class Linformer(Mixer):
 
 
 def summed(rows: Tensor, x: Float[Tensor, "b s n h"]) -> Float[Tensor, "b n m h"]:
-    """Returns the m sums of x over its tokens, by rows (s, m), or by head or sequence (b or 1, n or 1, s, m)."""
+    """Returns the m weighted sums of x over its tokens, with weights `rows`: (s, m), or by sequence and head (b or 1, n
+    or 1, s, m)."""
     if rows.dim() == 2:
         return torch.einsum("sm,bsnh->bnmh", rows, x)
     return rows.mT @ x.transpose(1, 2)
 
 
 class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", whole("keys"), "64")):
-    """z = softmax(q (E^T K)^T / sqrt(h)) F^T V (2006.04768): bidirectional only. It loses if texts differ in length,
-    because E and F are learned by position, and if one exact token counts."""
+    """Config of Linformer's attention, bidirectional only: z = softmax(q (E^T K)^T / sqrt(h)) F^T V (2006.04768). It
+    loses if texts differ in length, because E and F are learned by position, and if one exact token counts."""
 
     n_heads: int | None = Field(None, gt=0, le=1 << 16)
     """Number of heads; None for one per 64 of the width, or the nearest number that divides it."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
     """Elements per head; None for d_model / n_heads."""
     length: int | None = Field(None, gt=0, le=1 << 24)
-    """Rows of E and F; None for the model's context."""
+    """Number of rows of E and F, the longest text; None for the model's context."""
     keys: int = Field(64, gt=0, le=1 << 20)
-    """Number m of keys; more than the length costs more than attention."""
+    """Number m of keys that tokens are summed to; more than the length costs more than attention."""
     share: Share = "heads"
     bias: bool = False
 
@@ -186,7 +187,7 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
         return Heads.of(ctx.d_model, self.n_heads or Heads.fitting(ctx.d_model), None, self.head_dim)
 
     def check_training(self, ctx: BuildContext, device: str) -> None:
-        """Does nothing: it trains on every device."""
+        """Accepts every type of device, because this mixer has a backward pass on all."""
 
     def resized(self, n_heads: int) -> LinformerConfig:
         return self.replace(n_heads=n_heads, head_dim=None)
@@ -217,9 +218,9 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
         return self.replace(n_heads=n, head_dim=h, length=self._length(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost. Kept: q, k and v as projected, the m keys and values, the softmax of the scores, at least
-        in fp32 and in the values' dtype, z, and E and F if they are copied: into the dtype of matmuls, or for each row
-        and head."""
+        """Returns the cost of the mixer. Kept: q, k and v as projected, the m keys and values, the softmax of the
+        scores, at least in fp32 and in the values' dtype, z, and E and F if they are copied: into the dtype of matmuls,
+        or for each row and head."""
         (n, _, h), m = self.heads(ctx), self.keys
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)
         maps += linear_cost(ctx, shape.reading(shape.products), n * h, ctx.d_model, bias=self.bias)

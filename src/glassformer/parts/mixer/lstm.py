@@ -34,7 +34,7 @@ from glassformer.parts.reparam import MakeReparam
 Affine = tuple[Tensor, Tensor | None]
 """Tuple of a matrix (o, i) and its bias (o,)."""
 LEAST_DECAY = 1e-30
-"""Smallest decay whose logarithm is taken."""
+"""Smallest decay whose logarithm is computed; smaller ones count as this."""
 
 
 class GateMaps(Linear):
@@ -51,7 +51,7 @@ class GateMaps(Linear):
         super().__init__(inputs, (channels,) * gates, bias, reparam=reparam)
 
     def affine(self) -> Affine:
-        """Returns the matrix and the bias, at least fp32."""
+        """Returns (matrix, bias) of the layer, at least fp32."""
         weight = self.weight if self.reparam is None else self.reparam(self.weight)
         return wide(weight), None if self.bias is None else wide(self.bias)
 
@@ -85,17 +85,17 @@ class GatedRNN(Recurrence):
     """
 
     gates: ClassVar[tuple[str, ...]]
-    """Names of the gates, in the order of their matrices in torch."""
+    """Names of the gates, in the order in which torch stacks their matrices."""
     opened: ClassVar[str] = ""
-    """Gate whose bias is initialised to one."""
+    """Name of the gate whose bias is initialised to one; empty for none."""
     kept: ClassVar[tuple[str, ...]]
-    """Names of the states."""
+    """Names of the tensors that are carried from token to token."""
     made: ClassVar[tuple[str, ...]]
-    """Names of the sites that are made only while observed."""
+    """Names of the sites whose values are computed only while observed."""
     source: ClassVar[str]
-    """Site whose values the state adds up."""
+    """Name of the site whose values the state adds up."""
     result: ClassVar[str]
-    """Site of that state."""
+    """Name of the site that holds the state in which the values of `source` are added up."""
 
     def __init__(self, d_model: int, width: int | None = None, bias: bool = True, reparam: MakeReparam | None = None):
         super().__init__()
@@ -110,11 +110,13 @@ class GatedRNN(Recurrence):
 
     @abstractmethod
     def cell(self, given: Tensor, back: Tensor, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the gates and the next state (b, c) by name, of x W + b and h U + e (b, gates c) and the state."""
+        """Returns the gates and the next state of one token, each (b, c) by name, from `given` = x W + b and `back` = h
+        U + e, (b, gates c) both, and the last state `kept`."""
 
     @abstractmethod
     def fused(self, x: Tensor, kept: Mapping[str, Tensor], weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns all h (b, s, c) and the last state of x (b, s, d), by torch's operator; `weights` are W, U, b, e."""
+        """Returns (h of all tokens (b, s, c), last state by name) of x (b, s, d), computed by torch's operator;
+        `weights` are W, U, b, e."""
 
     @staticmethod
     @abstractmethod
@@ -124,13 +126,15 @@ class GatedRNN(Recurrence):
 
     @abstractmethod
     def decay(self, made: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns a and k (b, s, c) with result_t = a_t result_{t-1} + k_t source_t."""
+        """Returns (a, k), each (b, s, c), with result_t = a_t result_{t-1} + k_t source_t, from the gates and states by
+        name."""
 
     def naive(
         self, x: Float[Tensor, "b s d"], kept: Mapping[str, Tensor], fresh: Tensor | None, w: Affine, u: Affine
     ) -> dict[str, Float[Tensor, "b s c"]]:
-        """Returns all gates and states by name, from the state `kept`: the definition, token by token. `fresh`
-        (#b, s) marks the first tokens of documents."""
+        """Returns all gates and states by name, (b, s, c) each, by the definition, token by token, from the state
+        `kept`. `fresh` (#b, s) marks the first tokens of documents; `w` and `u` are the matrices and biases for x and
+        h."""
         given, steps = F.linear(x, *w), []
         for t in range(x.shape[1]):
             if fresh is not None:
@@ -164,7 +168,8 @@ class GatedRNN(Recurrence):
         return self.out(self.out_proj(self.z(h).to(x.dtype)))
 
     def _observed(self) -> bool:
-        """Returns True if sites are observed that are made only for observers. Raises RequestError if one is edited."""
+        """Returns True if a site is observed whose values are computed only for observers. Raises RequestError if such
+        a site is edited."""
         extra = {name: getattr(self, name) for name in (*self.made, "effective_attention")}
         for name, site in extra.items():
             if site.edited:
@@ -196,8 +201,8 @@ class GatedRNN(Recurrence):
         return EffectiveMaps(self.effective_attention, "channel", self.channels, *ends)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer: for the token by the names of the gates, for the last output after
-        `hidden_`."""
+        """Returns the weight matrices of this mixer by name: those for the token by the names of the gates, those for
+        the last output with `hidden_` before the name, and `out`."""
         pairs = {"": self.in_proj, "hidden_": self.hidden_proj}
         gates = {f"{of}{name}": Matrix.of(one, i) for of, one in pairs.items() for i, name in enumerate(self.gates)}
         return {**gates, "out": Matrix.of(self.out_proj)}
@@ -205,12 +210,12 @@ class GatedRNN(Recurrence):
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Returns a state of one size for any `max_len`, in fp32 at least."""
+        """Returns a decode state whose size does not depend on `max_len`, in fp32 at least."""
         return RecurrentState(batch, sizes(self.kept, self.channels), dtype, device, rewind)
 
 
 def sizes(kept: tuple[str, ...], channels: int) -> Sizes:
-    """Returns the shapes of the states by name."""
+    """Returns {name: shape} of the tensors that are carried from token to token, each with `channels` elements."""
     return dict.fromkeys(kept, (channels,))
 
 
@@ -242,9 +247,10 @@ class LSTM(GatedRNN):
 
     @staticmethod
     def saved(b: int, s: int, d: int, c: int, bias: bool) -> int:
-        """Returns the number: input, output, both states before and after, and oneDNN's workspace: gates and outputs of
-        all tokens, then states and their gradients before, between and after the tokens, for two layers, each in whole
-        pages. Without biases it copies the weights too."""
+        """Returns the number of fp32 values that torch's LSTM keeps for its backward pass on a CPU: input, output, both
+        states before and after, and oneDNN's workspace: gates and outputs of all tokens, then states and their
+        gradients before, between and after the tokens, for two layers, each in whole pages. Without biases it copies
+        the weights too."""
         gates, outputs = b * s * row(4 * c), b * s * row(c)
         states, cells = 2 * b * (s + 1) * row(max(c, d)), 2 * b * (s + 1) * c
         workspace = sum(map(in_pages, (gates, outputs, *[states] * 3, *[cells] * 2)))
@@ -255,18 +261,19 @@ class LSTM(GatedRNN):
 
 
 def row(values: int) -> int:
-    """Returns the length of a row in oneDNN's workspace: a multiple of 16 fp32 values, but not of 256."""
+    """Returns the number of fp32 values that a row of `values` takes in oneDNN's workspace: a multiple of 16, but not
+    of 256."""
     whole = -(-values // 16) * 16
     return whole if whole % 256 else whole + 16
 
 
 def in_pages(values: int) -> int:
-    """Returns the number of fp32 values that fill whole pages."""
+    """Returns the number of fp32 values, at least `values`, that fill whole pages of 4,096 bytes."""
     return -(-values // 1024) * 1024
 
 
 class GRU(GatedRNN):
-    """The gated recurrent unit. Cho et al. 2014, 1406.1078, with the reset after the matmul, as in `torch.nn.GRU`.
+    """Gated recurrent unit. Cho et al. 2014, 1406.1078, with the reset after the matmul, as in `torch.nn.GRU`.
 
         r, u = sigmoid(x W + b + h U + e)        n = tanh(x W + b + r (h U + e))
         h_t = u_t h_{t-1} + (1 - u_t) n_t
@@ -291,7 +298,8 @@ class GRU(GatedRNN):
 
     @staticmethod
     def saved(b: int, s: int, d: int, c: int, bias: bool) -> int:
-        """Returns the number: the input, and for each token the results of its matmul with h, both gates, n and h."""
+        """Returns the number of fp32 values that torch's GRU keeps for its backward pass on a CPU: the input, and for
+        each token the results of its matmul with h, both gates, n and h."""
         return b * s * (d + 7 * c)
 
     def decay(self, made: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -335,7 +343,8 @@ class GatedRNNConfig(RecurrenceConfig):
 
 
 class LSTMConfig(GatedRNNConfig, kind="lstm", words="lstm"):
-    """c_t = f_t c_{t-1} + i_t g_t, h_t = o_t tanh(c_t), of gates that read h_{t-1} (Hochreiter and Schmidhuber 1997).
+    """Config of an LSTM: c_t = f_t c_{t-1} + i_t g_t, h_t = o_t tanh(c_t), of gates that read h_{t-1} (Hochreiter and
+    Schmidhuber 1997).
 
     It loses to attention if a word far back must be retrieved, because all of the text passes through c numbers; and in
     training time, because no token can be computed before the previous one."""
@@ -344,7 +353,7 @@ class LSTMConfig(GatedRNNConfig, kind="lstm", words="lstm"):
 
 
 class GRUConfig(GatedRNNConfig, kind="gru", words="gru"):
-    """h_t = u_t h_{t-1} + (1 - u_t) n_t, of gates that read h_{t-1} (Cho et al. 2014, 1406.1078).
+    """Config of a GRU: h_t = u_t h_{t-1} + (1 - u_t) n_t, of gates that read h_{t-1} (Cho et al. 2014, 1406.1078).
 
     It has three quarters of the weights of an LSTM of its width, half of the state, and an LSTM's weakness."""
 
@@ -356,5 +365,6 @@ if _onednn_lstm not in flop_registry:  # a single operator on CPUs, for which to
 
     @register_flop_formula([_onednn_lstm])
     def _flops(x: tuple[int, ...], w: tuple[int, ...], u: tuple[int, ...], *rest: Any, **more: Any) -> int:
-        """Returns the FLOPs of x W and h U for every token; x (s, b, d)."""
+        """Returns the FLOPs of the matmuls x W and h U of all tokens, from the shapes of the arguments of torch's
+        operator; x (s, b, d)."""
         return 2 * x[0] * x[1] * (w[0] * w[1] + u[0] * u[1])

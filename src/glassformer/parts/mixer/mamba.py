@@ -95,14 +95,15 @@ class StepProjection(Linear):
 
 
 def begin_steps(init: Init, bias: Tensor, low: float, high: float) -> None:
-    """Fills a bias so that softplus(bias), dt, is log-uniform between two values, at least `LEAST_STEP`."""
+    """Fills the bias of a step projection so that dt = softplus(bias) is log-uniform between `low` and `high`, at least
+    `LEAST_STEP`."""
     steps = init.uniform_like(bias, math.log(low), math.log(high)).double().exp().clamp(min=LEAST_STEP)
     bias.copy_(steps + torch.log(-torch.expm1(-steps)))  # the inverse of softplus
 
 
 def conv_kept(shape: Shape, channels: int, width: int) -> float:
-    """Returns the elements per token that a `ShortConv` and a silu after it keep: the padded input, and both
-    outputs."""
+    """Returns the number of elements per token that a `ShortConv` and a silu after it keep for the backward pass: the
+    padded input, and both outputs."""
     return channels * (3 + (width - 1) / shape.s)
 
 
@@ -160,7 +161,8 @@ class Mamba(Mixer):
         self.state, self.effective_attention = Site("bscp"), Site("bnst")
 
     def divide(self, owner: Owner) -> None:
-        """Divides the channels; B, C and the rank of dt are sums over the channels of all owners."""
+        """Reduces this mixer to an owner's share of the channels; B, C and the rank of dt are sums over the channels of
+        all owners."""
         self.d_inner = owner.share("d_inner", self.d_inner)
         self.enter, self.x_proj.leave = owner.enter, owner.mix
 
@@ -203,12 +205,12 @@ class Mamba(Mixer):
     causal, reach, heads, separates_documents = True, None, None, True
 
     def _looked_at(self) -> bool:
-        """Returns True if a site that is computed only for observers is observed. Raises RequestError if one is
-        edited."""
+        """Returns True if a site is observed whose values are computed only for observers. Raises RequestError if such
+        a site is edited."""
         for name in ("state", "effective_attention"):
             if getattr(self, name).edited:
                 raise RequestError(
-                    f"mixer.{name} is made only to be looked at; edit mixer.u, dt, B, C or z instead",
+                    f"mixer.{name} is computed only for observers; edit mixer.u, dt, B, C or z instead",
                     code="unsupported", field=f"mixer.{name}",
                 )  # fmt: skip
         return bool(self.state.looks or self.effective_attention.looks)
@@ -231,7 +233,8 @@ class Mamba(Mixer):
         return EffectiveMaps(self.effective_attention, "channel", self.d_inner, self.u, self.z, self.D)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer by the names of the sites they make; `rank` makes the input of dt_proj."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make; `rank` makes the input of
+        dt_proj."""
         ins = {name: Matrix.of(self.in_proj, i) for i, name in enumerate(("u", "gate"))}
         chosen = {name: Matrix.of(self.x_proj, i) for i, name in enumerate(("rank", "B", "C"))}
         return {**ins, **chosen, "dt": Matrix.of(self.dt_proj), "out": Matrix.of(self.out_proj)}
@@ -239,32 +242,33 @@ class Mamba(Mixer):
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Returns a state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; h is kept
-        in fp32 at least, because rounding would add up from token to token."""
+        """Returns a decode state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; h
+        is kept in fp32 at least, because rounding would add up from token to token."""
         kept, tail = sizes(self.d_inner, self.d_state, self.d_conv)
         return RecurrentState(batch, kept, dtype, device, rewind, tail)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        """Sets A = -1, ..., -p in every channel (S4D-real, Gu et al. 2022, 2206.11893)."""
+        """Fills A_log so that A = -1, ..., -p in every channel (S4D-real, Gu et al. 2022, 2206.11893), and D with 1."""
         self.A_log.copy_(torch.arange(1, self.d_state + 1, dtype=torch.float64).log().expand_as(self.A_log))
         self.D.fill_(1.0)
 
 
 def sizes(channels: int, d_state: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """Returns the shapes of the state's tensors, and of the convolution's tail."""
+    """Returns the shapes of the decode state: of its tensors by name, and (width, channels) of the convolution's
+    tail."""
     return {"h": (d_state, channels)}, (d_conv, channels)
 
 
 def rank_of(d_model: int) -> int:
-    """Returns the default r."""
+    """Returns the default rank r of dt, ceil(d_model / 16)."""
     return -(-d_model // 16)
 
 
 class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
     knows_order: ClassVar[bool] = True
     homonyms: ClassVar[frozenset[str]] = frozenset({"norm_eps"})
-    """Fields with another meaning than in other mixers: its norms are of B, C and dt."""
+    """Names of fields that mean something else than in other mixers: the norms are of B, C and dt."""
 
     d_state: int = Field(16, gt=0, le=1 << 12)
     d_conv: int = Field(4, ge=2, le=1 << 8)
@@ -306,7 +310,7 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         return None
 
     def check_training(self, ctx: BuildContext, device: str) -> None:
-        """Does nothing: the scan trains on every device."""
+        """Accepts every type of device, because the scan has a backward pass on all."""
 
     def resized(self, n_heads: int) -> MambaConfig:
         return self.replace(dt_rank=None)
@@ -330,8 +334,8 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         return self.replace(dt_rank=self._shape(ctx)[1], **defaults)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost: FLOPs of the matmuls, including C_t h_t, but not of convolution and recurrence, about 2
-        d_conv + 7 p operations per channel."""
+        """Returns the cost of the mixer: FLOPs of the matmuls, including C_t h_t, but not of convolution and
+        recurrence, about 2 d_conv + 7 p operations per channel."""
         (c, r), d, p, k = self._shape(ctx), ctx.d_model, self.d_state, self.d_conv
         own = Cost.weights(
             c * (k + self.conv_bias) + c * (p + 2),
@@ -344,7 +348,8 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         return own + maps + self._norms(ctx, shape, (r, p, p)) + recurrent_cost(shape, *sizes(c, p, k))
 
     def _norms(self, ctx: BuildContext, shape: Shape, widths: tuple[int, ...]) -> Cost:
-        """Returns the cost of the norms; if B and C are widened after them, their unnormalised tensors are not kept."""
+        """Returns the cost of the norms of r, B and C; if B and C are widened after them, their unnormalised tensors
+        are not kept."""
         if self.norm_eps is None:
             return Cost()
         norm, inner = RMSNormConfig(eps=self.norm_eps), shape.reading(shape.products)
@@ -353,8 +358,8 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         return norms + Cost(kept=-shape.keeps(2 * self.d_state) if apart else 0)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> int:
-        """Returns the bytes kept beyond the inputs of layers: u | gate as projected, r | B | C; convolved, u, dt before
-        and after softplus, dt u and z in fp32; a state for every chunk, and the first one."""
+        """Returns the bytes kept for the backward pass beyond the inputs of layers: u | gate as projected, r | B | C;
+        convolved, u, dt before and after softplus, dt u and z in fp32; a state for every chunk, and the first one."""
         c, p = self._shape(ctx)[0], self.d_state
         fp32 = torch.promote_types(shape.products, torch.float32)
         apart = shape.products != fp32  # widened tensors are then separate

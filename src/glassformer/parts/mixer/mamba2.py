@@ -35,7 +35,7 @@ from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 
 RATES = (1.0, 16.0)
-"""Range of the initial -A, which is uniform."""
+"""Range of the initial -A, which is drawn uniformly."""
 
 
 class Mamba2(Recurrence):
@@ -135,28 +135,30 @@ class Mamba2(Recurrence):
         return EffectiveMaps(self.effective_attention, "head", self.n_heads, self.u, self.z, self.D)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer by the names of the sites they make."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make."""
         ins = {name: Matrix.of(self.in_proj, i) for i, name in enumerate(("gate", "u", "B", "C", "dt"))}
         return {**ins, "out": Matrix.of(self.out_proj)}
 
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Returns a state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; h is kept
-        in fp32 at least."""
+        """Returns a decode state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; h
+        is kept in fp32 at least."""
         kept, tail = sizes(self.d_inner, self.n_heads, self.n_groups, self.d_state, self.d_conv)
         return RecurrentState(batch, kept, dtype, device, rewind, tail)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        """Fills -A uniform in 1..16, dt log-uniform between dt_min and dt_max, D with 1."""
+        """Fills A_log and dt_bias so that -A is uniform in 1..16 and dt log-uniform between dt_min and dt_max, and D
+        with 1."""
         self.A_log.copy_(init.uniform_like(self.A_log, *RATES).log())
         begin_steps(init, self.dt_bias, *self.steps)
         self.D.fill_(1.0)
 
 
 def heads_of(d_model: int, expand: int, head_dim: int | None, n_groups: int) -> int:
-    """Returns the number of heads. Raises RequestError if heads do not divide the channels, or groups the heads."""
+    """Returns the number of heads, `head_dim` of the `expand` d_model channels in each. Raises RequestError if heads do
+    not divide the channels, or groups the heads."""
     c = expand * d_model
     head_dim = head_dim or c // Heads.fitting(c)
     if c % head_dim:
@@ -173,20 +175,21 @@ def heads_of(d_model: int, expand: int, head_dim: int | None, n_groups: int) -> 
 
 
 def sizes(channels: int, n_heads: int, n_groups: int, d_state: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """Returns the shapes of the state's tensors, and of the convolution's tail."""
+    """Returns the shapes of the decode state: of its tensors by name, and (width, channels) of the convolution's
+    tail."""
     return {"h": (n_heads, d_state, channels // n_heads)}, (d_conv, channels + 2 * n_groups * d_state)
 
 
 class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
-    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T, z_t = C_t h_t + D u_t, one decay for a head. Dao & Gu 2024,
-    2405.21060.
+    """Config of a state space model with one decay for a head: h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T, z_t = C_t
+    h_t + D u_t. Dao & Gu 2024, 2405.21060.
 
     It loses to attention if a text must be quoted exactly from far back: the whole past is in one state of n h p
     elements."""
 
     homonyms: ClassVar[frozenset[str]] = frozenset({"head_dim", "norm_eps"})
-    """Fields with another meaning than in other mixers: its heads divide the channels, and its norm is of the
-    output."""
+    """Names of fields that mean something else than in other mixers: the heads divide the channels, and the norm is of
+    the output."""
 
     d_state: int = Field(128, gt=0, le=1 << 12)
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
@@ -218,7 +221,7 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         return self
 
     def _sizes(self, ctx: BuildContext) -> tuple[int, int, int]:
-        """Returns c, n, and the width of B or C."""
+        """Returns (c, n, width): numbers of channels and heads, and the width of B or C."""
         n = heads_of(ctx.d_model, self.expand, self.head_dim, self.n_groups)
         return self.expand * ctx.d_model, n, self.n_groups * self.d_state
 
@@ -245,8 +248,8 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         )
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost: FLOPs of the matmuls, including those of the recurrence in chunks, but not of the
-        convolution."""
+        """Returns the cost of the mixer: FLOPs of the matmuls, including those of the recurrence in chunks, but not of
+        the convolution."""
         (c, n, both), d, k = self._sizes(ctx), ctx.d_model, self.d_conv
         own = Cost.weights((c + 2 * both) * (k + self.conv_bias) + 3 * n, kept=self._kept(ctx, shape))
         maps = linear_cost(ctx, shape, d, (c, c, both, both, n), bias=self.bias)
@@ -256,9 +259,9 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         return own + scan + maps + self._norm(ctx, shape) + recurrent_cost(shape, kept, tail)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> int:
-        """Returns the bytes kept beyond the inputs of layers, and B, C and the decays of the recurrence: outputs of
-        in_proj, or only the gate if it is widened; tensors of the convolution; r, dt, the decays, dt u and z in
-        fp32."""
+        """Returns the bytes kept for the backward pass beyond the inputs of layers, and B, C and the decays of the
+        recurrence: outputs of in_proj, or only the gate if it is widened; tensors of the convolution; r, dt, the
+        decays, dt u and z in fp32."""
         c, n, both = self._sizes(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         made = shape.keeps(2 * c + 2 * both + n) if shape.products == fp32 else shape.keeps(c, fp32)
@@ -266,8 +269,8 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
 
 
 def scan_cost(shape: Shape, g: int, n: int, k: int, v: int) -> Cost:
-    """Returns the cost of the recurrence in chunks: its matmuls; for the backward pass its states, one of each chunk,
-    and one more for the whole chunks and for the rest."""
+    """Returns the cost of the recurrence in chunks, for g groups, n heads, and matrices (k, v): its matmuls; for the
+    backward pass its states, one of each chunk, and one more for the whole chunks and for the rest."""
     whole, rest = divmod(shape.s, CHUNK)
     pairs = 0 if shape.s == 1 else whole * CHUNK**2 + rest**2
     states = n * k * v * (whole + bool(whole) + 2 * bool(rest))

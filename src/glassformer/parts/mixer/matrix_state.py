@@ -29,7 +29,7 @@ STATE = "S"
 
 
 class MatrixMixer(Mixer):
-    """Mixer of n heads with a state S (K, V) each:  S_t = exp(a_t) S_{t-1} + k_t v_t^T,  y_t = q_t S_t.
+    """Base of mixers of n heads with a state S (K, V) each:  S_t = exp(a_t) S_{t-1} + k_t v_t^T,  y_t = q_t S_t.
 
     One layer makes q, k (n heads of h) and v (n heads of hv), `output` reads z (n heads of hv). Sites: q, k, v, z, out,
     and `effective_attention` (b,n,s,t), the weight of v_j in z_t, which is computed only for observers, by blocks of
@@ -56,12 +56,13 @@ class MatrixMixer(Mixer):
         self.z, self.out, self.effective_attention = Site("bsnh"), Site("bsd"), Site("bnst")
 
     def divide_heads(self, owner: Owner) -> None:
-        """Takes an owner's share of the heads. Raises RequestError if they cannot be shared."""
+        """Reduces this mixer to an owner's share of the heads. Raises RequestError if the owners cannot divide the
+        heads."""
         self.n_heads = owner.share("n_heads", self.n_heads)
         self.enter = owner.enter
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns q, k (b, s, n, h) and v (b, s, n, hv)."""
+        """Returns queries and keys (b, s, n, h) and values (b, s, n, hv) of x (b, s, d)."""
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)) for part in self.qkv.split(self.qkv(x)))
         return q, k, v
 
@@ -75,8 +76,8 @@ class MatrixMixer(Mixer):
         state: RecurrentState | None,
         **along: Tensor,
     ) -> Tensor:
-        """Returns y (b, s, n, V) of q, k (b, s, n, K) and v. Continues the state and updates it, together with the
-        values `along`, (b, s, ...), at the last token."""
+        """Returns y (b, s, n, V) of the recurrence over q, k (b, s, n, K) and v. A decode state is continued and
+        updated, together with the values `along`, (b, s, ...), which are kept from the last token."""
         fresh = pass_.begins
         if state is None:
             return chunked_linear_attention(q, k, v, log_decay, None, fresh)[0]
@@ -99,8 +100,8 @@ class MatrixMixer(Mixer):
         pass_: Pass,
         of: Callable[[int, Tensor, list[int]], Tensor] = lambda first, block, heads: block,
     ) -> None:
-        """Shows the map to observers; `of(first query, block (b, n, r, s), heads)` converts y's weights to those of
-        z."""
+        """Shows the map of this mixer to the observers of `effective_attention`. `of`, called with (first query, block
+        (b, n, r, s), heads), converts weights in y to weights in z."""
         s = q.shape[1]
         age = None if pass_.documents is None else pass_.age.clamp(max=torch.arange(s, device=q.device))
 
@@ -124,23 +125,23 @@ class MatrixMixer(Mixer):
         return EffectiveMaps(self.effective_attention, "head", self.n_heads, self.v, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer by the names of the sites they make."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make."""
         maps = {name: Matrix.of(self.qkv, part, self.n_heads) for part, name in enumerate("qkv")}
         return {**maps, "out": Matrix.of(self.output)}
 
     @property
     def kept(self) -> Sizes:
-        """Shapes of the state's tensors: S of every head."""
+        """Name -> shape, in one sequence, of the tensors of the decode state: S of every head."""
         return {STATE: (self.n_heads, self.head_dim, self.value_dim)}
 
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Returns a state whose size does not depend on `max_len`, at least in fp32, because rounding would add up from
-        token to token. Raises RequestError for a bidirectional mixer."""
+        """Returns a decode state whose size does not depend on `max_len`, at least in fp32, because rounding would add
+        up from token to token. Raises RequestError for a bidirectional mixer."""
         if not self.causal:
             raise RequestError(
-                "this mixer sees later tokens too: there is no state to go on from; use visibility=causal",
+                "this mixer also attends to later tokens, so it cannot decode with a state; use visibility=causal",
                 code="conflict", field="mixer.visibility", expected="causal",
             )  # fmt: skip
         return RecurrentState(batch, self.kept, dtype, device, rewind)
@@ -157,7 +158,7 @@ class MatrixMixerConfig(MixerConfig):
 
     @abstractmethod
     def widths(self, ctx: BuildContext) -> tuple[int, int]:
-        """Returns (K, V) of a head's matrix."""
+        """Returns the sizes (K, V) of a head's state matrix."""
 
     def causal(self, ctx: BuildContext) -> bool:
         return True
@@ -172,7 +173,7 @@ class MatrixMixerConfig(MixerConfig):
         return Heads.of(ctx.d_model, self.n_heads or Heads.fitting(ctx.d_model), None, self.head_dim)
 
     def check_training(self, ctx: BuildContext, device: str) -> None:
-        """Does nothing: it trains on every device."""
+        """Accepts every type of device, because this mixer has a backward pass on all."""
 
     def resized(self, n_heads: int) -> Any:
         return self.replace(n_heads=n_heads, head_dim=None)
@@ -188,8 +189,8 @@ class MatrixMixerConfig(MixerConfig):
             )  # fmt: skip
 
     def recurrence_cost(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the recurrence in chunks: its matmuls, the tensors kept for the backward pass, and its
-        state. Bidirectional, it is two matmuls, which keep copies of q and k head by head."""
+        """Returns the cost of the recurrence in chunks: its matmuls, the tensors kept for the backward pass, and the
+        decode state. Bidirectional, it is two matmuls, which keep copies of q and k head by head."""
         n, (k, v) = self.heads(ctx).n_heads, self.widths(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         whole, rest = divmod(shape.s, CHUNK)

@@ -30,8 +30,8 @@ LARGEST = "largest"
 
 
 def orthogonal_features(seed: int, step: int, features: int, head_dim: int) -> Float[Tensor, "m h"]:
-    """Returns W: rows of random orthogonal matrices, h at a time, with the lengths of rows of N(0, 1)^h; a function of
-    the seed and the step."""
+    """Returns random features W (m, h): rows of random orthogonal matrices, h at a time, with the lengths of rows of
+    N(0, 1)^h. They depend only on the seed and the step."""
     made = torch.Generator("cpu").manual_seed(key_of("favor", seed, step))
     blocks = []
     for _ in range(-(-features // head_dim)):
@@ -42,8 +42,8 @@ def orthogonal_features(seed: int, step: int, features: int, head_dim: int) -> F
 
 
 def running_maximum(x: Float[Tensor, "b s n"], age: Tensor | None = None) -> Float[Tensor, "b s n"]:
-    """Returns the largest value so far; `age` (1 or b, s): number of earlier tokens in each token's sequence, beyond
-    which tokens do not count."""
+    """Returns, for each token and head, the largest x of the token and the earlier ones of its sequence, (b, s, n).
+    `age` (1 or b, s): number of earlier tokens in each token's sequence; None for one sequence per row."""
     if age is None:
         return x.cummax(dim=1).values
     shift = 1
@@ -130,13 +130,13 @@ class Performer(MatrixMixer):
         return self.out(self.output(self.z(z).flatten(-2)))
 
     def exponents(self, x: Tensor) -> Float[Tensor, "b s n m"]:
-        """Returns W x' - |x'|^2 / 2."""
+        """Returns the exponents W x' - |x'|^2 / 2 of the features of queries or keys x."""
         scaled = wide(x) * self.head_dim**-0.25
         return F.linear(scaled, self.features.to(scaled.dtype)) - scaled.square().sum(-1, keepdim=True) / 2
 
     def running(self, own: Tensor, pass_: Pass, state: RecurrentState | None) -> tuple[Tensor, Tensor]:
-        """Returns the largest exponent so far at each token, and the logarithm of its factor on earlier sums, (b, s,
-        n); zero at the start of a sequence."""
+        """Returns (largest exponent so far, logarithm of its factor on earlier sums) at each token, each (b, s, n); the
+        logarithm is zero at the start of a sequence."""
         apart = state is not None or pass_.documents is not None
         if state is not None:  # tokens that continue earlier ones include their maximum
             before = state.begin(pass_, own)[1][LARGEST][:, None]
@@ -150,7 +150,8 @@ class Performer(MatrixMixer):
 
     @staticmethod
     def whole(own: Tensor, age: Tensor | None) -> Tensor:
-        """Returns the largest exponent of each token's whole sequence, (b, s, n)."""
+        """Returns the largest exponent of the whole sequence that each token is in, (b, s, n); (b, 1, n) for an `age`
+        of None, one sequence per row."""
         if age is None:
             return own.amax(1, keepdim=True)
         ends = F.pad((age[:, 1:] == 0), (0, 1), value=True).flip(1)  # starts of sequences, read backwards
@@ -159,7 +160,7 @@ class Performer(MatrixMixer):
         return torch.maximum(running_maximum(own, age), running_maximum(own.flip(1), later).flip(1))
 
     def after_step(self) -> None:
-        """Draws W again every `redraw` steps; called after every optimizer step."""
+        """Draws W again after every `redraw` optimizer steps; must be called after each step."""
         if self.redraw is not None:
             self.step += 1
             if int(self.step) % self.redraw == 0:
@@ -184,12 +185,12 @@ class Performer(MatrixMixer):
 
 
 class PerformerConfig(MatrixMixerConfig, kind="performer", words=Word("performer", whole("features"), "128")):
-    """Softmax attention estimated by m random features, FAVOR+ (2009.14794): z_t = phi(q_t) S_t / phi(q_t) s_t, phi(x)
-    = exp(W x' - |x'|^2 / 2). It loses if queries and keys are long: the error then hardly falls with m."""
+    """Config of softmax attention estimated by m random features, FAVOR+ (2009.14794): z_t = phi(q_t) S_t / phi(q_t)
+    s_t, phi(x) = exp(W x' - |x'|^2 / 2). It loses if queries and keys are long: the error then hardly falls with m."""
 
     features: int = Field(128, gt=0, le=1 << 16)
     redraw: int | None = Field(None, gt=0)
-    """Optimizer steps between draws of W; None for a constant W."""
+    """Number of optimizer steps between draws of W; None for a constant W."""
     visibility: VisibilityConfig = CausalConfig()
 
     def widths(self, ctx: BuildContext) -> tuple[int, int]:
@@ -212,8 +213,8 @@ class PerformerConfig(MatrixMixerConfig, kind="performer", words=Word("performer
         return self.replace(n_heads=n, head_dim=h, redraw=None)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost. Kept beyond the tensors of the recurrence: q, k and v as projected, scaled q and k, the
-        decays, its sums and the weights. W is not a parameter, and has no gradient."""
+        """Returns the cost of the mixer. Kept beyond the tensors of the recurrence: q, k and v as projected, scaled q
+        and k, the decays, its sums and the weights. W is not a parameter, and has no gradient."""
         n, _, h = self.heads(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)

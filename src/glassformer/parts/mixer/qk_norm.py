@@ -23,7 +23,7 @@ class QKNorm(nn.Module):
     """
 
     def __init__(self, q_norm: nn.Module, k_norm: nn.Module, over: Over = "head", after_position: bool = False):
-        """With `after_position`, the mixer applies the norm after the position."""
+        """`after_position`: True if the mixer applies the norm after the position encoding; False for before."""
         super().__init__()
         self.q_norm, self.k_norm, self.after_position = q_norm, k_norm, after_position
         self.full = over == "full"
@@ -47,14 +47,14 @@ class QKNormConfig(Value):
         return QKNorm(q, k, self.over, self.after_position)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost; the norm's inputs count with the attention."""
+        """Returns the cost of both norms; their inputs count with the attention."""
         heads, shape = (ctx.n_heads, ctx.n_kv_heads), shape.reading(shape.products)
         vectors = [replace(shape, b=shape.b * n) if self.over == "head" else shape for n in heads]
         norms = [self.norm.costs(inner, each) for inner, each in zip(self._within(ctx), vectors, strict=True)]
         return sum(norms, Cost(kept=-shape.keeps(sum(heads) * ctx.head_dim)))
 
     def _within(self, ctx: BuildContext) -> list[BuildContext]:
-        """Returns the contexts of the norms of q and of k."""
+        """Returns the contexts in which the norm of q and the norm of k are built."""
         h = ctx.head_dim
         return [
             ctx.within(width=n * h if self.over == "full" else h, sets=n if self.over == "each_head" else None)
@@ -63,8 +63,8 @@ class QKNormConfig(Value):
 
 
 def norm_of_queries(qk_norm: QKNormConfig | None) -> NormConfig | None:
-    """Returns the norm of the queries of a layer that reuses another's keys; None without a norm. Raises RequestError
-    if this norm cannot be applied to only the queries."""
+    """Returns the config of the queries' norm, for a layer that reuses another's keys; None without a norm. Raises
+    RequestError if this norm cannot be applied to only the queries."""
     if qk_norm is None:
         return None
     if qk_norm.over != "head" or qk_norm.after_position:

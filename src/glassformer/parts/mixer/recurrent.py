@@ -23,9 +23,9 @@ Sizes = Mapping[str, tuple[int, ...]]
 
 
 class RecurrentState(BoundedState):
-    """State of a recurrence: a ring for each tensor of `kept`, whose value after n tokens is in slot n mod (rewind +
-    1). With `tail` (width, channels) also a ring of the last inputs that a convolution of `width` needs, with token i
-    in slot i mod its size.
+    """Decode state of a recurrence: for each tensor of `kept` a ring, whose value after n tokens is in slot n mod
+    (rewind + 1). With `tail` (width, channels) also a ring of the last inputs that a convolution of `width` needs, with
+    token i in slot i mod its size.
 
     The number of tokens read selects the slots, as for keys and values: going back by up to `rewind` tokens, or in only
     one row, needs no copy. Inputs are kept as `dtype`, the others in fp32 at least."""
@@ -65,8 +65,9 @@ class RecurrentState(BoundedState):
         return other
 
     def begin(self, pass_: Pass, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Stores x (b, s, c); returns the inputs before x, (b, width - 1, c), undefined before the first token, and the
-        kept tensors by name, (b, ...), zero for a row that has read nothing."""
+        """Stores the inputs x (b, s, c) of a call; returns (earlier inputs, kept tensors): the inputs before x, (b,
+        width - 1, c), undefined before the first token, and the kept tensors by name, (b, ...), zero for a row that has
+        read nothing."""
         self.mark(pass_.start + pass_.tokens)
         tail = x[:, :0] if self.inputs is None else self._last_inputs(self.inputs, pass_, x)
         precise = torch.promote_types(x.dtype, torch.float32)
@@ -88,19 +89,19 @@ class RecurrentState(BoundedState):
         return tail
 
     def pieces(self, tokens: int) -> list[int]:
-        """Returns the numbers of tokens that are read at once; tokens that `truncate` may take back are read one by
-        one, because the state after each is kept."""
+        """Returns the numbers of tokens into which a call is divided: the last tokens, which `truncate` may take back,
+        are read one by one, because the state after each is kept; all earlier ones at once."""
         alone = min(tokens, self.rewind)
         return [size for size in (tokens - alone, *[1] * alone) if size]
 
     def keep(self, values: Mapping[str, Tensor], pass_: Pass, tokens: int) -> None:
-        """Stores the values by name (b, ...) after `tokens` tokens of this call."""
+        """Stores the recurrence's values by name, (b, ...), as they are after `tokens` tokens of this call."""
         slot = self._slot((pass_.start if pass_.rows is None else pass_.rows) + tokens)
         for name, memory in self.kept.items():
             memory[slot] = values[name].detach().to(memory.dtype)
 
     def _slot(self, read: int | Tensor) -> Any:
-        """Returns the index of the values after `read` tokens, for all rows or each row."""
+        """Returns the index of the kept values after `read` tokens: one for all rows, or one for each row."""
         size = self.rewind + 1
         if isinstance(read, int) or size == 1:
             return slice(None), 0 if size == 1 else read % size
@@ -111,7 +112,7 @@ class RecurrentState(BoundedState):
 
 
 def recurrent_cost(shape: Shape, kept: Sizes, tail: tuple[int, int] | None = None) -> Cost:
-    """Returns the cost of a `RecurrentState` of these sizes: a pass reads and writes all of it."""
+    """Returns the cost of a `RecurrentState` with tensors of these sizes, which a pass reads and writes completely."""
     width, channels = tail or (1, 0)
     precise = torch.promote_types(shape.state, torch.float32)
     values = sum(torch.Size(size).numel() for size in kept.values())
@@ -119,7 +120,7 @@ def recurrent_cost(shape: Shape, kept: Sizes, tail: tuple[int, int] | None = Non
 
 
 class Recurrence(Mixer):
-    """Mixer that reads tokens one after the other and restarts with each document."""
+    """Base of mixers that read tokens one after the other and restart with each document."""
 
     causal, reach, heads, separates_documents = True, None, None, True
 
@@ -130,8 +131,8 @@ def in_pieces(
     pass_: Pass,
     state: RecurrentState | None,
 ) -> Tensor:
-    """Returns the outputs (b, s, ...) of run(at, kept) -> outputs of the tokens `at` and the state after them; with a
-    decode state, in the pieces that it needs."""
+    """Returns the outputs (b, s, ...) of all tokens. run(at, kept) computes the outputs of the tokens `at` and the
+    state after them; with a decode state it is called for the pieces that the state needs."""
     if state is None:
         return run(slice(0, pass_.tokens), kept)[0]
     ys, end = [], 0
@@ -144,7 +145,7 @@ def in_pieces(
 
 
 class RecurrenceConfig(MixerConfig):
-    """Config of a recurrence, with its common answers."""
+    """Base of the configs of recurrences, with the answers that all recurrences have in common."""
 
     knows_order: ClassVar[bool] = True
 
@@ -161,14 +162,14 @@ class RecurrenceConfig(MixerConfig):
         return None
 
     def check_training(self, ctx: BuildContext, device: str) -> None:
-        """Does nothing: it trains on every device."""
+        """Accepts every type of device, because recurrences have a backward pass on all."""
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> MixerConfig | None:
         has = change == "bias" and "bias" in type(self).model_fields
         return self.replace(bias=new(self.bias)) if has else None  # type: ignore[attr-defined]
 
     def refuse_mup(self, ctx: BuildContext) -> None:
-        """Raises RequestError under muP."""
+        """Raises RequestError if the model uses muP, which is not defined for this recurrence."""
         if ctx.mup is not None:
             raise RequestError(
                 f"mup has no rule for the mixer {self.kind}, whose maps grow otherwise; leave mup out",

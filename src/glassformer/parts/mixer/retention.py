@@ -33,18 +33,20 @@ from glassformer.parts.reparam import MakeReparam
 BASE = 10_000.0
 """Base of the rotation angles of q and k."""
 MANTISSA = 53
-"""Bits of fp64's mantissa: 1 - 2^-53 is the number before 1."""
+"""Number of bits of fp64's mantissa: 1 - 2^-53 is the largest number below 1."""
 
 
 def retnet_decays(n_heads: int) -> list[float]:
-    """Returns gamma_i = 1 - 2^(-5 - i), i = 0 .. n - 1. For more heads than fp64 can separate from 1 so, the exponents
-    are spread from 5 to 9: 1 - exp(linspace(log 1/32, log 1/512, n)), the paper's other form."""
+    """Returns the decay of each head, gamma_i = 1 - 2^(-5 - i), i = 0 .. n - 1. For more heads than fp64 can separate
+    from 1 so, the exponents are spread from 5 to 9: 1 - exp(linspace(log 1/32, log 1/512, n)), the paper's other
+    form."""
     step = 1.0 if n_heads + 4 <= MANTISSA else 4 / (n_heads - 1)
     return [1.0 - 2.0 ** (-5 - step * i) for i in range(n_heads)]
 
 
 def lightning_decays(n_heads: int, layer: int, n_layers: int) -> list[float]:
-    """Returns exp(-2^(-8 i / n) (1 - l / (L - 1 + 1e-5) + 1e-5)), i = 1 .. n: later layers l forget less."""
+    """Returns the decay of each head in layer l of L, exp(-2^(-8 i / n) (1 - l / (L - 1 + 1e-5) + 1e-5)), i = 1 .. n:
+    later layers forget less."""
     part = 1 - layer / (n_layers - 1 + 1e-5) + 1e-5
     return [math.exp(-(2.0 ** (-8 * i / n_heads)) * part) for i in range(1, n_heads + 1)]
 
@@ -128,7 +130,7 @@ class Retention(MatrixMixer):
         return self.out(self.output(self.z(self.gating(gate, y)).flatten(-2)))
 
     def tables(self, pass_: Pass) -> tuple[Tensor, Tensor]:
-        """Returns cos and +-sin of the angles, (s, 1, h/2, 2), with a leading b if rows differ."""
+        """Returns (cos, +-sin) of the rotation angles, each (s, 1, h/2, 2), with a leading b if rows differ."""
 
         def make() -> tuple[Tensor, Tensor]:
             theta = BASE ** -torch.linspace(0, 1, self.head_dim // 2, device=pass_.ids.device)
@@ -174,9 +176,9 @@ _WORDS = (
 
 
 class RetentionConfig(MatrixMixerConfig, kind="retention", words=_WORDS):
-    """S_t = gamma_n S_{t-1} + k_t v_t^T, y_t = q_t S_t (2307.08621); with `lightning`, the decays of lightning
-    attention (2401.04658) as MiniMax-01 has them (2501.08313), by head and layer. It loses if something far back must
-    be retrieved: the decay of a head does not depend on the text."""
+    """Config of retention: S_t = gamma_n S_{t-1} + k_t v_t^T, y_t = q_t S_t (2307.08621); with `lightning`, the decays
+    of lightning attention (2401.04658) as MiniMax-01 has them (2501.08313), by head and layer. It loses if something
+    far back must be retrieved: the decay of a head does not depend on the text."""
 
     knows_order: ClassVar[bool] = True
 
@@ -192,7 +194,7 @@ class RetentionConfig(MatrixMixerConfig, kind="retention", words=_WORDS):
     key_scale: float | None = Field(None, gt=0)
     """Factor on keys; None for 1 / sqrt(head_dim)."""
     inner: Literal["silu"] | None = None
-    """Activation of q, k and v; None for none."""
+    """Activation applied to q, k and v; None to leave them unchanged."""
     norm: Literal["head", "all"] = "head"
     gate: Literal["silu", "sigmoid"] = "silu"
     eps: float = Field(1e-6, gt=0)
@@ -227,8 +229,8 @@ class RetentionConfig(MatrixMixerConfig, kind="retention", words=_WORDS):
         return self.replace(n_heads=n, head_dim=h, decays=decays, key_scale=self.key_scale or h**-0.5)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost. Kept beyond the tensors of the recurrence: its result and the norm's rate, the gated
-        tensors, and q, k and v as projected if the recurrence reads other tensors."""
+        """Returns the cost of the mixer. Kept beyond the tensors of the recurrence: its result and the norm's rate, the
+        gated tensors, and q, k and v as projected if the recurrence reads other tensors."""
         (n, _, h), (_, hv) = self.heads(ctx), self.widths(ctx)
         fp32, narrow = torch.promote_types(shape.products, torch.float32), shape.reading(shape.products)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h, n * h, n * hv), n * hv, bias=self.bias)

@@ -35,9 +35,9 @@ from glassformer.parts.reparam import MakeReparam
 
 SHARPNESS = 8.0
 LEAST_SHARE = 1e-12
-"""Minimum 1 - a^2, below which its root has no slope."""
+"""Lower bound of 1 - a^2, below which its square root has no usable slope."""
 DECAYS = (0.9, 0.999)
-"""Range of the initial a, for a fully open gate."""
+"""Range of the initial decay a of a channel whose gate is fully open."""
 
 
 class BlockGates(nn.Module):
@@ -144,21 +144,21 @@ class RGLRU(Recurrence):
         return EffectiveMaps(self.effective_attention, "channel", self.channels, self.u, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer by the names of the sites they make."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make."""
         ins = {name: Matrix.of(self.in_proj, part) for part, name in enumerate(("u", "gate"))}
         return {**ins, "out": Matrix.of(self.out_proj)}
 
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Returns a state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; h is kept
-        in fp32 at least."""
+        """Returns a decode state whose size does not depend on `max_len`. `dtype` is that of the convolution's tail; h
+        is kept in fp32 at least."""
         kept, tail = sizes(self.channels, self.d_conv)
         return RecurrentState(batch, kept, dtype, device, rewind, tail)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        """Fills Lambda so that a^2, for a^8 at r = 1, is uniform between the squares of `DECAYS`."""
+        """Fills Lambda so that the square of the decay at r = 1 is uniform between the squares of `DECAYS`."""
         low, high = DECAYS
         squared = init.uniform_like(self.Lambda, low**2, high**2).double()
         self.Lambda.copy_(squared.log().mul(-0.5).expm1().log())  # the inverse of softplus, of -log a
@@ -174,18 +174,21 @@ def blocks_of(channels: int, n_heads: int) -> int:
 
 
 def sizes(channels: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """Returns the shapes of the state's tensors, and of the convolution's tail."""
+    """Returns the shapes of the decode state: of its tensors by name, and (width, channels) of the convolution's
+    tail."""
     return {"h": (channels,)}, (d_conv, channels)
 
 
 class RGLRUConfig(RecurrenceConfig, kind="rglru", words="rglru"):
-    """z_t = a_t z_{t-1} + sqrt(1 - a_t^2) i_t u_t, log a = -8 r_t softplus(Lambda) (Griffin, 2402.19427).
+    """Config of Griffin's recurrence: z_t = a_t z_{t-1} + sqrt(1 - a_t^2) i_t u_t, log a = -8 r_t softplus(Lambda)
+    (2402.19427).
 
     It loses to attention, and to recurrences with a matrix state, if many items must be separated: each channel keeps
     one number. Griffin therefore has a layer of window attention after every two of its layers."""
 
     n_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """Blocks of the gates' matrices; None for one per 64 channels, or the nearest number that divides them."""
+    """Number of blocks in the gates' matrices; None for one per 64 channels, or the nearest number that divides
+    them."""
     width: int | None = Field(None, gt=0, le=1 << 20)
     """Number of channels; None for d_model."""
     d_conv: int = Field(4, ge=2, le=1 << 8)
@@ -209,7 +212,7 @@ class RGLRUConfig(RecurrenceConfig, kind="rglru", words="rglru"):
         return self.replace(n_heads=n, width=c)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost: FLOPs of the matmuls, including those of the gates and the scan."""
+        """Returns the cost of the mixer: FLOPs of the matmuls, including those of the gates and the scan."""
         (c, n), d = self._shape(ctx), ctx.d_model
         products = shape.passes * 2 * shape.tokens * (2 * c * (c // n) + (c if shape.s > 1 else 0))
         own = Cost.weights(
@@ -220,9 +223,9 @@ class RGLRUConfig(RecurrenceConfig, kind="rglru", words="rglru"):
         return own + maps + recurrent_cost(shape, *sizes(c, self.d_conv))
 
     def _kept(self, c: int, shape: Shape) -> int:
-        """Returns the bytes kept beyond the inputs of layers: outputs of in_proj, or only the gate if it is widened;
-        the padded inputs of the convolution and u, both gates, six intermediate tensors from r to the input, z and the
-        opened gate; and a state for every chunk, and the first one."""
+        """Returns the bytes kept for the backward pass beyond the inputs of layers: outputs of in_proj, or only the
+        gate if it is widened; the padded inputs of the convolution and u, both gates, six intermediate tensors from r
+        to the input, z and the opened gate; and a state for every chunk, and the first one."""
         fp32 = torch.promote_types(shape.products, torch.float32)
         made = shape.keeps(2 * c) if shape.products == fp32 else shape.keeps(c, fp32)
         padded = 1 + (self.d_conv - 1) / shape.s

@@ -32,7 +32,7 @@ from glassformer.parts.precision import full_precision, wide
 from glassformer.parts.reparam import MakeReparam
 
 CHUNK = 64
-"""Tokens that one kernel connects; the state is passed from chunk to chunk."""
+"""Number of tokens that one matrix connects; the state is passed from chunk to chunk."""
 ROWS_PER_BLOCK = 128
 
 Discretization = Literal["zoh", "bilinear"]
@@ -80,7 +80,7 @@ class S4(Recurrence):
         self.effective_attention = Site("bnst")
 
     def system(self) -> tuple[Tensor, Tensor]:
-        """Returns Ab and C Bb (d, p), complex if A is."""
+        """Returns (Ab, C Bb) of every channel, each (d, p); complex if A is."""
         dt = torch.exp(wide(self.log_dt))[:, None]
         a, c = -torch.exp(wide(self.A_log)), wide(self.C)
         if self.A_imag is not None:
@@ -138,18 +138,19 @@ class S4(Recurrence):
         return EffectiveMaps(self.effective_attention, "channel", len(self.D), self.u, self.z, self.D)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer by the names of the sites they make."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make."""
         return {"value": Matrix.of(self.out_proj, 0), "gate": Matrix.of(self.out_proj, 1)}
 
     def init_state(
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> RecurrentState:
-        """Returns a state whose size does not depend on `max_len`, in fp32 at least."""
+        """Returns a decode state whose size does not depend on `max_len`, in fp32 at least."""
         return RecurrentState(batch, sizes(len(self.D), self.d_state), dtype, device, rewind)
 
     @torch.no_grad()
     def init_weights(self, init: Init) -> None:
-        """Fills A as above; C with variance one (E |C|^2 = 1 if complex), dt log-uniform, D with variance one."""
+        """Fills A as S4D-Lin or S4D-Real; C with variance one (E |C|^2 = 1 if complex), dt log-uniform, D with variance
+        one."""
         place = torch.arange(self.A_log.shape[1], dtype=torch.float64)
         if self.A_imag is None:
             self.A_log.copy_((place + 1).log().expand_as(self.A_log))
@@ -163,7 +164,8 @@ class S4(Recurrence):
 
 
 def modes(d_state: int, real: bool) -> int:
-    """Returns the numbers in a channel's state. Raises RequestError for an odd number of complex ones."""
+    """Returns the number of values of A in a channel: d_state if real, d_state / 2 if complex. Raises RequestError
+    for an odd d_state if complex."""
     if not real and d_state % 2:
         raise RequestError(
             f"d_state={d_state} is odd, and complex states come in conjugate pairs; use an even number, or real=true",
@@ -173,13 +175,14 @@ def modes(d_state: int, real: bool) -> int:
 
 
 def sizes(channels: int, d_state: int) -> Sizes:
-    """Returns the shape of the state: real and imaginary parts, or real numbers."""
+    """Returns {name: shape} of the decode state: per channel d_state real numbers, which for a complex state are its
+    real and imaginary parts."""
     return {"h": (channels, d_state)}
 
 
 def powers(ab: Tensor, length: int) -> Tensor:
-    """Returns Ab^0 .. Ab^(length - 1), (c, length, p), as products, which also hold for a negative Ab and have the
-    slope of a vanishing one."""
+    """Returns the powers Ab^0 .. Ab^(length - 1), (c, length, p), as products, which also hold for a negative Ab and
+    have the slope of a vanishing one."""
     every = ab[:, None].expand(-1, length - 1, -1)
     return (
         torch.cat([torch.ones_like(ab)[:, None], every.cumprod(1)], dim=1)
@@ -189,7 +192,7 @@ def powers(ab: Tensor, length: int) -> Tensor:
 
 
 def kernel_of(ab: Tensor, cb: Tensor, length: int) -> Float[Tensor, "c l"]:
-    """Returns K_0 .. K_{length - 1}."""
+    """Returns the convolution kernels K_0 .. K_{length - 1} of c channels."""
     terms = (powers(ab, length) * cb[:, None]).sum(-1)
     return 2 * terms.real if terms.is_complex() else terms
 
@@ -219,7 +222,7 @@ class ChunkFactors:
         return cls(inner, since, until, each[:, -1], ab)
 
     def first(self, length: int) -> ChunkFactors:
-        """Returns the factors of a chunk of fewer tokens."""
+        """Returns the factors of a chunk of only the first `length` tokens."""
         over = powers(self.ab, length + 1)[:, -1]
         return ChunkFactors(
             self.inner[:, :length, :length], self.since[:, :length], self.until[..., -length:], over, self.ab
@@ -227,7 +230,7 @@ class ChunkFactors:
 
 
 def naive_convolution(u: Tensor, ab: Tensor, cb: Tensor, h: Tensor | None = None, fresh: Tensor | None = None) -> Any:
-    """Returns y (b, s, c) and the last state (b, c, q), by the definition, token by token."""
+    """Returns (y (b, s, c), last state (b, c, q)) of every channel's system by its definition, token by token."""
     state = u.new_zeros(len(u), *ab.shape).to(ab.dtype) if h is None else as_modes(h, ab.is_complex())
     ys = []
     for t in range(u.shape[1]):
@@ -240,7 +243,8 @@ def naive_convolution(u: Tensor, ab: Tensor, cb: Tensor, h: Tensor | None = None
 
 
 def as_reals(h: Tensor) -> Tensor:
-    """Converts complex (..., p/2) to real (..., p): the real parts, then the imaginary ones."""
+    """Returns a complex state h (..., p/2) as real numbers (..., p): the real parts, then the imaginary ones; a real
+    state unchanged."""
     return torch.cat([h.real, h.imag], dim=-1) if h.is_complex() else h
 
 
@@ -251,7 +255,7 @@ def as_modes(h: Tensor, is_complex: bool) -> Tensor:
 def convolution(
     u: Float[Tensor, "b s c"], factors: ChunkFactors, h: Tensor | None = None, fresh: Tensor | None = None
 ) -> tuple[Float[Tensor, "b s c"], Tensor]:
-    """Returns y of every channel's system, and the last state (b, c, q), from the state h; restarts at `fresh` (#b, s).
+    """Returns (y, last state (b, c, q)) of every channel's system, from the state h; restarts at `fresh` (#b, s).
 
     Tokens of a chunk are connected by one matrix for each channel, equal in all chunks; states are passed from chunk to
     chunk. A state is that of h_t = Ab h_{t-1} + u_t, because Bb is part of C. If documents start inside chunks, each
@@ -267,7 +271,8 @@ def convolution(
 
 
 def _chunks(u: Tensor, f: ChunkFactors, state: Tensor, fresh: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Computes `convolution` of whole chunks. Tensors are (c, l, m b): columns are the b rows of each of m chunks."""
+    """Returns the results of `convolution` for whole chunks. Inside, tensors are (c, l, m b): columns are the b rows of
+    each of m chunks."""
     b, length = len(u), f.inner.shape[1]
     columns = u.unflatten(1, (-1, length)).permute(3, 2, 1, 0).flatten(2)
     m, parts, last, over = columns.shape[2] // b, None, columns, None
@@ -295,13 +300,13 @@ def _chunks(u: Tensor, f: ChunkFactors, state: Tensor, fresh: Tensor | None) -> 
 
 
 class S4Config(RecurrenceConfig, kind="s4", words="s4"):
-    """z = K * u + D u with K_l = sum_p C Ab^l Bb, equal at every token (S4D, Gu et al. 2022, 2206.11893).
+    """Config of S4D: z = K * u + D u with K_l = sum_p C Ab^l Bb, equal at every token (Gu et al. 2022, 2206.11893).
 
     It loses if the memory must depend on the token, as in copying or recall, because it forgets everything at one pace;
     it wins on long smooth signals."""
 
     d_state: int = Field(64, gt=0, le=1 << 12)
-    """Real numbers of a channel's state; if complex, of d_state / 2 conjugate pairs."""
+    """Number of real numbers in a channel's state; if complex, they are d_state / 2 conjugate pairs."""
     real: bool = False
     discretization: Discretization = "zoh"
     dt_min: float = Field(1e-3, gt=0)
@@ -335,7 +340,7 @@ class S4Config(RecurrenceConfig, kind="s4", words="s4"):
         return self.replace(**{name: type(self).model_fields[name].default for name in ("dt_min", "dt_max")})
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost: FLOPs of the matmuls, within chunks and from one to the next."""
+        """Returns the cost of the mixer: FLOPs of the matmuls, within chunks and from one chunk to the next."""
         d, q, p = ctx.d_model, self.d_state, modes(self.d_state, self.real)
         own = Cost.weights(
             d * (2 + q + p * (1 if self.real else 2)), flops=shape.passes * self._products(d, shape),
@@ -350,6 +355,6 @@ class S4Config(RecurrenceConfig, kind="s4", words="s4"):
         return 2 * shape.b * d * (whole * length**2 + rest**2 + 2 * shape.s * self.d_state)
 
     def _kept(self, d: int, shape: Shape) -> int:
-        """Returns the bytes kept beyond the input of out_proj: u and z in fp32, outputs of out_proj, and the opened
-        gate. The convolution is recomputed."""
+        """Returns the bytes kept for the backward pass beyond the input of out_proj: u and z in fp32, outputs of
+        out_proj, and the opened gate. The convolution is recomputed."""
         return shape.keeps(2 * d, torch.promote_types(shape.products, torch.float32)) + shape.keeps(3 * d)

@@ -22,7 +22,8 @@ from glassformer.parts.precision import exact, full_precision
 from glassformer.parts.region import region
 
 CHUNK = 8
-"""Tokens whose states are recomputed together in the backward pass; one state of each chunk is kept (docs/log.md)."""
+"""Number of tokens whose states are recomputed together in the backward pass; one state of each chunk is kept
+(docs/log.md)."""
 VALUES_PER_BLOCK = 1 << 22
 QUERIES_PER_BLOCK = 128
 
@@ -36,7 +37,7 @@ def naive_scan(
     h: Float[Tensor, "b p c"],
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b p c"]]:
-    """Returns y and the last state, by the definition, token by token."""
+    """Returns (y, last state) of the selective scan by its definition, token by token."""
     ys = []
     for t in range(u.shape[1]):
         decay = torch.exp(dt[:, t, None] * a)
@@ -56,8 +57,8 @@ def selective_scan(
     h: Float[Tensor, "b p c"] | None = None,
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b p c"]]:
-    """Computes `naive_scan`, from zero without h; keeps one state in `CHUNK` for the backward pass, which recomputes
-    the others.
+    """Returns (y, last state), the result of `naive_scan`, from the state h, or from zero without h; keeps one state in
+    `CHUNK` for the backward pass, which recomputes the others.
 
     Nothing is divided by a product of decays, and every exponent is dt A <= 0 of one token: no length overflows. Tokens
     follow one another in a loop of small steps, which suits a CPU; on a GPU each is several launches, and an installed
@@ -78,8 +79,8 @@ def scan_from_zero(
     c: Float[Tensor, "b s p"],
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> Float[Tensor, "b s c"]:
-    """Returns only the y of `selective_scan`, from zero, which an installed GPU kernel may compute with gradients,
-    too."""
+    """Returns y of `selective_scan` from a state of zero, without the last state; an installed GPU kernel may compute
+    it, with gradients too."""
     theirs = _theirs(u, dt, a, b, c, fresh)
     return (_ours(u, dt, a, b, c, None, fresh) if theirs is None else theirs)[0]
 
@@ -110,7 +111,7 @@ def gated_scan(
     h: Float[Tensor, "b c"] | None = None,
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b c"]]:
-    """Returns h_t = exp(log_decay_t) h_{t-1} + x_t, all of them and the last: the scan with one state for each
+    """Returns (all h, last h) of the recurrence h_t = exp(log_decay_t) h_{t-1} + x_t: the scan with one state for each
     channel."""
     (b, s, c), one = x.shape, x.new_ones(len(x), x.shape[1], 1)
     h = x.new_zeros(b, c) if h is None else h
@@ -126,7 +127,8 @@ def gated_scan(
 def _scan(
     dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns y, and the states before each chunk and after the last."""
+    """Returns (y, states): the states before each chunk and after the last. `keep` is 0 at the first token of a
+    sequence, else 1."""
     ys, states = [], [h]
     with full_precision(dt):
         for at in _chunks(dt):
@@ -185,7 +187,8 @@ def _chunks(dt: Tensor) -> list[slice]:
 def _chunk(
     h: Tensor, dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor, keep: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Returns y of a chunk and the state after it. Matmuls have one row, so that the whole loop fuses."""
+    """Returns y of one chunk and the state after it, from the state h before it. Matmuls have one row, so that the
+    whole loop fuses."""
     decay, given, ys = _decay(dt, a, keep), b[..., None] * x[:, :, None], []
     for t in range(dt.shape[1]):
         h = torch.addcmul(given[:, t], decay[:, t], h)
@@ -198,8 +201,8 @@ def _chunk_grad(
     g: Tensor, da: Tensor, h: Tensor, dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor,
     keep: Tensor | None, dy: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Returns, from g, the gradient of the state after a chunk, and the state h before it: the gradient of h, da (b, p,
-    c) with the chunk's share added, and the gradients of dt, x, b and c."""
+    """Returns the gradients for one chunk: of the state h before it; `da` (b, p, c) with the chunk's share added; and
+    of dt, x, b and c. `g` is the gradient of the state after the chunk."""
     decay, given, states = _decay(dt, a, keep), b[..., None] * x[:, :, None], [h]
     for t in range(dt.shape[1]):
         states.append(torch.addcmul(given[:, t], decay[:, t], states[t]))
@@ -218,7 +221,7 @@ def _chunk_grad(
 
 
 def _decay(dt: Tensor, a: Tensor, keep: Tensor | None) -> Tensor:
-    """Returns the decay (b, s, p, c)."""
+    """Returns the decay of each state at each token, exp(dt A) (b, s, p, c); 0 for the first token of a sequence."""
     decay = torch.exp(dt[:, :, None] * a)
     return decay if keep is None else decay * keep[:, :, None, None]
 
@@ -230,7 +233,7 @@ def _decay(dt: Tensor, a: Tensor, keep: Tensor | None) -> Tensor:
 def states(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, h: Tensor, fresh: Tensor | None = None
 ) -> Iterator[tuple[int, Float[Tensor, "b r c p"]]]:
-    """Yields (first position, h_t of the r positions from there), in bounded memory."""
+    """Yields (first position, states h_t of the r positions from there, (b, r, c, p)), in bounded memory."""
     rows = max(1, VALUES_PER_BLOCK // h.numel())
     for first in range(0, u.shape[1], rows):
         made = []

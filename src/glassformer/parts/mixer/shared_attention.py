@@ -81,18 +81,18 @@ class SharedAttention(SoftmaxAttention):
         return self.put_out(self.attend(self.call(self.q(q), self.k(k), self.v(v), k_idx, pass_)))
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer by the names of the sites they make."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make."""
         return {"q": Matrix.of(self.q_proj, 0, self.n_heads), "out": Matrix.of(self.output)}
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> None:
-        """Returns None, because the KV source keeps the keys and values."""
+        """Returns None, because this mixer has no decode state: the KV source keeps the keys and values."""
 
 
 def refuse_in_taker(field: str, value: Any) -> None:
-    """Raises RequestError if a KV reuser would drop the value of an attention's field."""
+    """Raises RequestError if a field of an attention has a value that the attention would lose as a KV reuser."""
     if value:
         raise RequestError(
-            f"mixer.{field}={value}: a layer that takes the keys and values of another has none; leave it out",
+            f"mixer.{field}={value}: a layer that takes the keys and values of another cannot set it; leave it out",
             code="conflict", field=f"mixer.{field}", value=value, expected="None",
         )  # fmt: skip
 
@@ -124,13 +124,13 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
     scale: float | None = Field(None, gt=0)
     """Factor on scores; None for 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
     sinks: bool = False
-    """True for a learned score per head without a key, separate from the KV source's."""
+    """True for a trained score per head that has no key, separate from that of the KV source."""
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
-        """Changes one property. Raises RequestError for a property of scores that the KV source would have and this
-        mixer lacks."""
+        """Returns this config with one property changed from x to new(x). Raises RequestError for a property of scores
+        that the KV source has and this mixer lacks."""
         if change == "qk_norm":
             return self.replace(q_norm=norm_of_queries(new(self.q_norm and QKNormConfig(norm=self.q_norm))))
         if change not in type(self).model_fields:
@@ -158,7 +158,8 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
         )  # fmt: skip
 
     def _check(self, ctx: BuildContext, g: int, h: int) -> None:
-        """Raises RequestError if the KV source differs from this mixer's fields."""
+        """Raises RequestError if the KV source has other numbers of heads, widths, positions or visibility than this
+        mixer."""
         there = ctx.offered(("keys", self.source))
         mine = (g, h, self.visibility, self.position and self.position.resolved(self._within(ctx)))
         for name, own, other in zip(("n_kv_heads", "head_dim", "visibility", "position"), mine, there, strict=True):
@@ -170,7 +171,7 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
                 )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost, without keys, values and their state, which count at the KV source."""
+        """Returns the cost of the mixer, without keys, values and their state, which count at the KV source."""
         inner, (n, _, h), d = self._within(ctx), self.heads(ctx), ctx.d_model
         total = linear_cost(ctx, shape, d, n * h, bias=self.bias)
         total += linear_cost(ctx, shape.reading(shape.products), n * h, d, bias=self._out_bias)
@@ -182,7 +183,8 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
         return total + (self.position.costs(inner, shape) if self.position else Cost())
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the kept tensors: q as the kernel reads it, and the kernel's tensors."""
+        """Returns the cost of the tensors kept for the backward pass: q as the kernel reads it, and the kernel's
+        tensors."""
         if shape.phase != "train":
             return Cost()
         turned, size = self.position is not None and self.position.turns, ctx.n_heads * ctx.head_dim

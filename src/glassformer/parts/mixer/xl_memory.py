@@ -34,7 +34,8 @@ from glassformer.parts.visibility.base import SameDocument
 
 
 def waves(distances: Float[Tensor, " r"], width: int) -> Float[Tensor, "r d"]:
-    """Returns R: sines, then cosines, of distances times 10000^(-2i/d)."""
+    """Returns the encoding R (r, d) of distances: sines, then cosines, of distances times 10000^(-2i/d), for d =
+    `width`."""
     exponents = torch.arange(0, width, 2, device=distances.device, dtype=distances.dtype) / width
     angle = distances[:, None] * 10_000.0**-exponents
     return torch.cat([angle.sin(), angle.cos()], dim=1)
@@ -106,8 +107,8 @@ class XLMemory(SoftmaxAttention):
         return self.put_out(self.attend(AttentionCall(q, k, v, seen, bias, self.scale, 0.0, pass_.index(k_idx))))
 
     def by_distance(self, q: Tensor, first: int | Tensor, pass_: Pass) -> ScoreBias:
-        """Returns the bias of queries and distances: that of query i and distance r is looked up in a table (b, n, s,
-        r) of q W_R R_r. `first`: the index of the first query, (1,) or (b, 1) if a tensor."""
+        """Returns the bias of the scores of queries by distance: that of query i and distance r is read from a table
+        (b, n, s, r) of q W_R R_r. `first`: the index of the first query; as a tensor (1,) or (b, 1)."""
         given = pass_.given  # positions with gaps are further apart than tokens
         reach = min(pass_.end if given is None else int(given.max()) + 1, self.visibility.window)
         wave = waves(torch.arange(reach, device=q.device, dtype=wide(q).dtype), self.d_model).to(q.dtype)
@@ -124,7 +125,7 @@ class XLMemory(SoftmaxAttention):
         return ScoreBias(add, True, "xl_memory", (table,))
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the matrices of this mixer by the names of the sites they make; `distance` makes keys of
+        """Returns the weight matrices of this mixer by the names of the sites that they make; `distance` makes keys of
         distances."""
         n = self.n_heads
         maps = {"k": Matrix.of(self.kv_proj, 0, n), "v": Matrix.of(self.kv_proj, 1, n)}
@@ -148,9 +149,9 @@ def _halves(width: int) -> list[int]:
 
 
 class XLMemoryConfig(SoftmaxAttentionConfig, kind="xl_memory", words=Word("xl_memory", whole("memory"), "256")):
-    """Attention to the m earlier tokens by relative positions, with a cache of hidden states (1901.02860): score_ij =
-    ((q_i + u) k_j + (q_i + w) W_R R_(i-j)) / sqrt(h). It loses in token-by-token generation, because each step projects
-    the keys of the whole memory."""
+    """Config of Transformer-XL's attention to the m earlier tokens by relative positions, with a cache of hidden states
+    (1901.02860): score_ij = ((q_i + u) k_j + (q_i + w) W_R R_(i-j)) / sqrt(h). It loses in token-by-token generation,
+    because each step projects the keys of the whole memory."""
 
     knows_order: ClassVar[bool] = True
 
@@ -159,7 +160,7 @@ class XLMemoryConfig(SoftmaxAttentionConfig, kind="xl_memory", words=Word("xl_me
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
     """Elements per head; None for d_model / n_heads."""
     memory: int = Field(256, gt=0, le=1 << 24)
-    """Number m of earlier tokens that each one attends to; more than the context equals the context."""
+    """Number m of earlier tokens that each token attends to; more than the context equals the context."""
     bias: bool = False
     kernel: KernelConfig = AutoConfig()
 
@@ -182,8 +183,8 @@ class XLMemoryConfig(SoftmaxAttentionConfig, kind="xl_memory", words=Word("xl_me
         return XLMemory(ctx.d_model, n, h, self.memory, self.bias, self.kernel.build(ctx), ctx.make_reparam)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost. Keys and values are projected of the memory too; also kept are the queries of distances,
-        their keys, the index of each pair in the table of both, and the kernel's tensors."""
+        """Returns the cost of the mixer. Keys and values are projected of the memory too; also kept are the queries of
+        distances, their keys, the index of each pair in the table of both, and the kernel's tensors."""
         (n, _, h), d, s, t = self.heads(ctx), ctx.d_model, shape.s, shape.t
         near = min(t, self.memory + 1)
         read = t if shape.phase == "train" else min(t, near + s - 1)

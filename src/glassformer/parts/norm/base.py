@@ -16,7 +16,7 @@ FP32 = torch.float32
 
 
 class Norm(nn.Module):
-    """Norm: a function (..., d) -> (..., d) that fixes a token's scale.
+    """Base of norms: functions (..., d) -> (..., d) that fix the scale of each vector.
 
     The result has x's dtype; with `feeds_products` (for norms whose output only matmuls read) the dtype of matmuls,
     which saves every matmul a conversion.
@@ -28,13 +28,15 @@ class Norm(nn.Module):
 
     @property
     def shards(self) -> Shards:
-        """Cuts of the weights: those of each head, (n, h), by heads; those of a vector are replicated."""
+        """Name of a weight -> its cut among owners: weights of each head, (n, h), are cut by heads; a vector is
+        replicated."""
         own = self.named_parameters(recurse=False)
         return {name: (Shard("column") if weight.dim() == 2 else REPLICATED,) for name, weight in own}
 
     def held(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (below, constant) of the norm linearised at the scale of x (d,): direction . norm(x) = below . x +
-        constant, for logit attribution. Raises RequestError for a norm that does not define it."""
+        """Returns (below, constant) of this norm, linearised with the scale fixed at that of x (d,): direction .
+        norm(x) = below . x + constant, for logit attribution. Raises RequestError for a norm that does not define
+        it."""
         raise RequestError(
             f"{type(self).__name__} does not define held(x, direction), which logit attribution needs",
             code="unsupported", field="norm", value=type(self).__name__,
@@ -49,12 +51,12 @@ class NormConfig(PartConfig, axis="norm"):
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> Norm:
-        """Returns the module: forward(x (..., d)) -> (..., d), d = `ctx.width` or `ctx.d_model`. With `ctx.sets`, x is
+        """Returns the norm: forward(x (..., d)) -> (..., d), d = `ctx.width` or `ctx.d_model`. With `ctx.sets`, x is
         (..., sets, d) and each set has separate weights."""
 
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns parameters and bytes for this shape; `norm_cost` counts those of common norms."""
+        """Returns parameters and bytes of the norm for this shape; `norm_cost` counts those of common norms."""
 
 
 def norm_cost(ctx: BuildContext, shape: Shape, weights: int, statistics: int) -> Cost:

@@ -62,13 +62,14 @@ class BatchNorm(Norm):
 
 
 def naive_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Computes the definition for x (n, d) while training: every channel has mean b and deviation w over the batch."""
+    """Returns x (n, d) normalised by the definition in training: every channel has mean `bias` and deviation `weight`
+    over the batch."""
     mean = x.mean(0)
     return (x - mean) / ((x - mean).square().mean(0) + eps).sqrt() * weight + bias
 
 
 class BatchNormConfig(NormConfig, kind="batchnorm", words="batchnorm"):
-    """Batch norm, for comparison: a causal model trained with it depends on the tokens that it predicts."""
+    """Config of batch norm, for comparison: a causal model trained with it depends on the tokens that it predicts."""
 
     caution: ClassVar[str] = (
         "batchnorm takes mean and variance over the batch: while training, every token depends on later tokens and on "

@@ -14,8 +14,8 @@ from glassformer.parts.region import compiling_regions, region
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
-    """Returns (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis, in `dtype`; x (..., d), weight
-    (d,)."""
+    """Returns the layer norm of x (..., d), in `dtype`: (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the
+    last axis; weight (d,)."""
     if compiling_regions():
         return _LayerNorm.apply(x, weight, bias, eps, dtype)
     return F.layer_norm(x, weight.shape, weight, bias, eps).to(dtype)

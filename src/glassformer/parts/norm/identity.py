@@ -20,7 +20,7 @@ class Identity(Norm):
 
 
 class IdentityConfig(NormConfig, kind="identity", words="nonorm"):
-    """Config of a norm that does nothing; `eps` has no effect."""
+    """Config of `Identity`, a norm that returns its input; `eps` has no effect."""
 
     def build(self, ctx: BuildContext) -> Identity:
         return Identity(ctx.feeds_products)

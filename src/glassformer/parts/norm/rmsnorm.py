@@ -23,7 +23,7 @@ class RMSNorm(Norm):
     """
 
     weight: Any
-    """Weight parameter; None without `affine`."""
+    """Weights w, or w - 1 with `unit_offset`; None without `affine`."""
 
     def __init__(
         self,
@@ -62,13 +62,15 @@ class RMSNorm(Norm):
 
 
 def naive_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Computes the definition: x (..., d), weight broadcast over it, in fp32 or wider."""
+    """Returns the RMS norm of x (..., d) by its definition, x / sqrt(mean(x^2) + eps) * weight, in fp32 or wider; the
+    weight is broadcast over x."""
     x_wide = wide(x)
     return (x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """Computes `naive_rms_norm`, in `dtype`; keeps x and one number per token for the backward pass."""
+    """Returns the RMS norm of x as `naive_rms_norm`, in `dtype`, by default that of x; keeps x and one number per token
+    for the backward pass."""
     if not torch.is_grad_enabled():
         return _forward(x, weight, eps, dtype or x.dtype)[0]
     return _RMSNorm.apply(x, weight, eps, dtype or x.dtype)

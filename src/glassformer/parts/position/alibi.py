@@ -16,7 +16,8 @@ from glassformer.parts.position.picture import Plot, some
 
 
 def alibi_slopes(n_heads: int, max_bias: float = 8.0) -> list[float]:
-    """Returns the slopes m_i = 2^(-max_bias i / n), i = 1..n, if n is a power of two.
+    """Returns the slopes of the penalty on distance for n heads, m_i = 2^(-max_bias i / n), i = 1..n, if n is a power
+    of two.
 
     Otherwise the slopes of the power of two below, followed by every other slope of the power of two above (the rule of
     the paper's code, which BLOOM and MPT follow).
@@ -72,7 +73,8 @@ class Alibi(AttentionPosition):
         return ScoreBias(penalise, True, self._key)
 
     def picture(self, length: int) -> dict[str, Plot]:
-        """Returns plots of m_n, -m_n k, and e^(-m_n k), the factor of the bias on the weight of a key k tokens back."""
+        """Returns named plots of the slopes m_n, of the bias -m_n k, and of its factor e^(-m_n k) on the weight of a
+        key k tokens back."""
         slopes, at = torch.tensor(self.slopes) * self.scale, some(length)
         evenly = torch.arange(0, length, max(length // 256, 1))
         heads = tuple(f"head {n}" for n in range(len(slopes)))

@@ -12,89 +12,93 @@ from glassformer.parts.position.picture import Plot
 
 
 class EmbeddingPosition(nn.Module):
-    """Position encoding that is added to the token's embedding: forward(pass_) -> (s, d) or (b, s, d)."""
+    """Base of position encodings that are added to the token's embedding: forward(pass_) -> (s, d) or (b, s, d)."""
 
     limit: int | None = None
-    """First position that cannot be represented; None without a limit."""
+    """First position that this encoding cannot represent; None without a limit."""
 
     def picture(self, length: int) -> dict[str, Plot]:
-        """Returns named plots of the encoding for a text of `length` tokens."""
+        """Returns named plots of the encoding for a text of `length` tokens; none by default."""
         return {}
 
 
 class AttentionPosition(nn.Module):
-    """Position encoding inside attention: of queries and keys, or of the scores."""
+    """Base of position encodings inside attention: of queries and keys, or of the scores."""
 
     @property
     def moves_with_length(self) -> bool:
-        """True if the encoding of one position changes as the text grows: cached keys keep the old one."""
+        """True if the encoding of a position changes as the text grows, so that cached keys keep an older encoding."""
         return False
 
     @property
     def settled(self) -> int | None:
-        """Largest length of a text within which the encoding of a position does not change; None if it never does."""
+        """Largest length of a text within which the encoding of a position does not change; None if it does not change
+        at any length."""
         return None
 
     def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
-        """Returns q (b, s, n, h) and k (b, s, g, h) of the new tokens at their positions, `pass_.ids`."""
+        """Returns q (b, s, n, h) and k (b, s, g, h) of the new tokens with their positions, `pass_.ids`, encoded;
+        unchanged by default."""
         return q, k
 
     def bias(self, pass_: Pass) -> ScoreBias | None:
-        """Returns the bias of the scores (b, n, s, t) before the softmax, or None."""
+        """Returns the bias that this encoding adds to the scores (b, n, s, t) before the softmax; None for no bias."""
         return None
 
     def take_share(self, owner: Owner) -> None:
-        """Takes the share of an owner's heads. Raises RequestError for a bias that cannot be divided by heads."""
+        """Reduces the encoding to the heads of an owner. Raises RequestError for a bias that cannot be divided by
+        heads."""
         biases = type(self).bias is not AttentionPosition.bias
         owner.refuse("mixer.position", biases and type(self).__name__, "does not say which head's bias is whose")
 
     def picture(self, length: int) -> dict[str, Plot]:
-        """Returns named plots of the encoding for a text of `length` tokens."""
+        """Returns named plots of the encoding for a text of `length` tokens; none by default."""
         return {}
 
 
 class PositionConfig(PartConfig, axis="position", words="nope"):
-    """Config of a position encoding; None for a model without one."""
+    """Base of the configs of position encodings."""
 
     place: ClassVar[Literal["", "embedding", "mixer"]] = ""
-    """Part that holds a choice of this kind."""
+    """Part of a model that holds an encoding of this kind; empty for the base class."""
 
 
 class EmbeddingPositionConfig(PositionConfig):
-    """Config of a position encoding for `embedding.position`."""
+    """Base of the configs of position encodings that are added to embeddings, `embedding.position`."""
 
     place = "embedding"
     scales_tokens: ClassVar[bool] = False
-    """True if it outweighs tokens with small initial embeddings, so that these are multiplied by sqrt(d_model), as
-    published."""
+    """True if the encoding outweighs token embeddings with small initial values, so that these are multiplied by
+    sqrt(d_model), as published."""
 
     def build(self, ctx: BuildContext) -> EmbeddingPosition:
         raise NotImplementedError
 
     def limit(self, ctx: BuildContext) -> int | None:
-        """Returns the first position that cannot be represented, or None."""
+        """Returns the first position that the encoding cannot represent; None without a limit."""
         raise NotImplementedError(f"{type(self).__name__} must define limit")
 
 
 class AttentionPositionConfig(PositionConfig):
+    """Base of the configs of position encodings inside attention, `mixer.position`; the context has n_heads and
+    head_dim."""
+
     place = "mixer"
 
-    """Config of a position encoding for `mixer.position`; the context has n_heads and head_dim."""
-
     turns: ClassVar[bool] = False
-    """True if it changes queries and keys."""
+    """True if the encoding changes queries and keys."""
     biases: ClassVar[bool] = False
-    """True if it changes scores, differently for each head."""
+    """True if the encoding changes scores, differently for each head."""
 
     def build(self, ctx: BuildContext) -> AttentionPosition:
         raise NotImplementedError
 
     def stretched(self, choice: type[PartConfig], context: int, **fields: Any) -> AttentionPositionConfig | None:
-        """Returns the position with its rotary frequencies, trained for `context` tokens, scaled by this choice of
-        `parts/position/scaling.py` with these fields; None if it has no such frequencies."""
+        """Returns this config with its rotary frequencies scaled by `choice`, a class of `parts/position/scaling.py`,
+        with these fields, from a training at `context` tokens; None for an encoding without rotary frequencies."""
         return None
 
     @property
     def longest(self) -> int | None:
-        """Number of tokens that scaled frequencies are meant for; None without a scaling."""
+        """Number of tokens for which scaled frequencies are intended; None without a scaling."""
         return None

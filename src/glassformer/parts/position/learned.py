@@ -18,7 +18,8 @@ from glassformer.parts.position.picture import MOST_POINTS, Plot, by_distance
 
 
 class Learned(EmbeddingPosition):
-    """E_{p + offset}: one trained row per position, weight (length + offset, d) (GPT-2, BERT). The limit is `length`.
+    """Trained position encoding E_{p + offset}: one row per position, weight (length + offset, d) (GPT-2, BERT). The
+    limit is `length`.
 
     OPT's table starts with `offset` = 2 rows that no token of a text uses.
     """
@@ -56,8 +57,8 @@ class Learned(EmbeddingPosition):
 
     @torch.no_grad()
     def picture(self, length: int) -> dict[str, Plot]:
-        """Returns plots of cos(E_p, E_p'), its mean over all pairs k apart, and |E_p|, which shows rows that were never
-        trained."""
+        """Returns named plots of cos(E_p, E_p'), of its mean over all pairs k apart, and of |E_p|, which shows rows
+        that were never trained."""
         step = -(-min(length, self.limit) // MOST_POINTS)
         rows = self.weight[self.offset :][: min(length, self.limit) : step].float().cpu()
         at = torch.arange(len(rows)) * step
@@ -76,7 +77,7 @@ class LearnedConfig(EmbeddingPositionConfig, kind="learned", words="learned"):
     length: int | None = Field(None, gt=0, le=1 << 28)
     """Number of positions; None for the model's context."""
     offset: int = Field(0, ge=0, le=1 << 16)
-    """Number of rows before that of position 0."""
+    """Number of rows of the table before that of position 0."""
 
     def _length(self, ctx: BuildContext) -> int:
         return self.length or ctx.context

@@ -14,7 +14,8 @@ MOST_POINTS = 1024
 
 @dataclass(frozen=True)
 class Plot:
-    """Plot of values (r, c) over `at` (c,): a line for each of the r names of `lines`; without lines, a colour map."""
+    """Data of a plot of values (r, c) over `at` (c,): a line for each of the r names of `lines`; without lines, a
+    colour map."""
 
     x: str
     y: str
@@ -26,7 +27,8 @@ class Plot:
 
 
 def some(length: int) -> Int[Tensor, " c"]:
-    """Returns 0 .. length - 1, or, if these are many, integers from 1 at equal ratios."""
+    """Returns the positions to plot of a text of `length` tokens: 0 .. length - 1, or, if these are many, integers from
+    1 at equal ratios."""
     if length <= MOST_POINTS:
         return torch.arange(length)
     spaced = torch.logspace(0, math.log2(length - 1), MOST_POINTS, base=2.0, dtype=torch.float64)
@@ -34,5 +36,5 @@ def some(length: int) -> Int[Tensor, " c"]:
 
 
 def by_distance(products: Float[Tensor, "c c"]) -> Float[Tensor, " c"]:
-    """Returns the mean of each diagonal: entry k is the mean over all pairs k apart."""
+    """Returns the mean of each diagonal of a square matrix: entry k is the mean over all pairs that are k apart."""
     return torch.stack([products.diagonal(k).mean() for k in range(len(products))])

@@ -21,7 +21,8 @@ from glassformer.parts.position.picture import Plot
 
 
 def bucket(distance: Int[Tensor, "*s"], buckets: int, furthest: int, both_sides: bool) -> Int[Tensor, "*s"]:
-    """Returns the bucket of distance k - q: near distances have one each, further ones share wider and wider buckets.
+    """Returns the index of the bucket for each distance k - q: near distances have one bucket each, further ones share
+    wider and wider ones.
 
     Half of the buckets are near; the others grow logarithmically. If bidirectional, half are for keys after the query;
     otherwise these are in bucket 0."""
@@ -39,7 +40,8 @@ def bucket(distance: Int[Tensor, "*s"], buckets: int, furthest: int, both_sides:
 
 
 class RelativeTable(nn.Module):
-    """Table weight (buckets, n): the bias of each head for each bucket. A call returns it."""
+    """Trained table of relative biases, weight (buckets, n): the bias of each head for each bucket of distances. A call
+    returns the table."""
 
     roles: tuple[Role, ...] = ("embedding",)
     shards: ClassVar[Shards] = {"weight": (Shard("row"),)}
@@ -58,7 +60,8 @@ class RelativeTable(nn.Module):
 
 
 class RelativeBias(AttentionPosition):
-    """score + B[bucket(k - q), n]: a learned number per head and bucket of distances. Raffel et al. 2020, 1910.10683.
+    """Relative position bias, score + B[bucket(k - q), n]: a learned number per head and bucket of distances. Raffel et
+    al. 2020, 1910.10683.
 
     The table B (buckets, n) may be shared by the layers of a tower (T5) or separate for each layer (UMT5). Half of the
     `buckets` are single distances; the others widen up to `furthest` tokens, beyond which all share one. Distances are
@@ -70,7 +73,7 @@ class RelativeBias(AttentionPosition):
         self.table, self.furthest, self.both_sides = table, furthest, both_sides
 
     def take_share(self, owner: Owner) -> None:
-        """Does nothing: the table has been cut by heads."""
+        """Changes nothing: the table itself has already been cut to the owner's heads."""
 
     def bias(self, pass_: Pass) -> ScoreBias:
         weight, given = self.table(), pass_.given
@@ -86,7 +89,7 @@ class RelativeBias(AttentionPosition):
 
     @torch.no_grad()
     def picture(self, length: int) -> dict[str, Plot]:
-        """Returns plots of B by distance, a line for each head, and of the bucket of each distance."""
+        """Returns named plots of B by distance, a line for each head, and of the bucket of each distance."""
         first = 1 - length if self.both_sides else 0
         back = torch.arange(first, length)
         weight = self.table().float().cpu()
@@ -105,7 +108,7 @@ class RelativeBiasConfig(AttentionPositionConfig, kind="relative_bias", words="r
     biases: ClassVar[bool] = True
     buckets: int = Field(32, ge=4, le=1 << 16)
     furthest: int = Field(128, gt=1, le=1 << 28)
-    """Smallest distance at which all tokens share one bucket."""
+    """Smallest distance at which all further tokens share one bucket."""
     both_sides: bool | None = None
     """True for separate buckets for keys after the query, as in an encoder; None for True if tokens attend to later
     ones."""

@@ -52,7 +52,8 @@ class Rotary(AttentionPosition):
         self._key = ("rotary", self.dim, base, pairing, self.scaling.key)
 
     def frequencies(self, t: int, device: Any = None, scaling: RotaryScaling | None = None) -> Float[Tensor, " i"]:
-        """Returns theta_i in radians per token, for a text of t tokens; with another `scaling` if given."""
+        """Returns the frequencies theta_i in radians per token, for a text of t tokens; with another `scaling` than
+        this encoding's if given."""
         exponent = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim
         return (scaling or self.scaling).frequencies(exponent, self.base, self.dim, t)
 
@@ -65,8 +66,8 @@ class Rotary(AttentionPosition):
         return self.scaling.settled if self.scaling.settled is not None and self.moves_with_length else None
 
     def tables(self, pass_: Pass) -> tuple[Tensor, Tensor]:
-        """Returns cos and +-sin for each element, fp32, (s, 1, 2, r/2) for half pairs, (s, 1, r/2, 2) for interleaved
-        ones; with a leading b if rows differ."""
+        """Returns (cos, +-sin) of the angle of each element in this pass, fp32, (s, 1, 2, r/2) for half pairs, (s, 1,
+        r/2, 2) for interleaved ones; with a leading b if rows differ."""
 
         def make() -> tuple[Tensor, Tensor]:
             theta = self.frequencies(pass_.end, pass_.ids.device)
@@ -81,8 +82,9 @@ class Rotary(AttentionPosition):
         return turn(q, cos, sin, self._pair_axis), turn(k, cos, sin, self._pair_axis)
 
     def picture(self, length: int) -> dict[str, Plot]:
-        """Returns plots of wavelengths 2 pi / theta_i; cos(theta_i k) by pair and distance k; and its mean over pairs,
-        the score of two equal vectors k apart, times magnitude^2. For scaled frequencies, before and after."""
+        """Returns named plots of the wavelengths 2 pi / theta_i; of cos(theta_i k) by pair and distance k; and of its
+        mean over pairs, the score of two equal vectors k apart, times magnitude^2. Scaled frequencies are plotted
+        before and after scaling."""
         forms = {"plain": RotaryScaling(), "scaled": self.scaling}
         used = ("plain", "scaled") if self.scaling.key else ("plain",)
         theta = torch.stack([self.frequencies(length, scaling=forms[name]) for name in used])  # (plain, scaled; r/2)
@@ -101,8 +103,8 @@ class Rotary(AttentionPosition):
 
 
 def naive_turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:
-    """Computes the definition: (a, b) -> (a cos - b sin, b cos + a sin) for each pair; elements beyond the tables
-    pass."""
+    """Returns x with each pair (a, b) rotated by its angle, by the definition: (a cos - b sin, b cos + a sin). Elements
+    beyond the tables are unchanged."""
     r = cos.shape[-1] * cos.shape[-2]
     pairs = wide(x[..., :r]).unflatten(-1, cos.shape[-2:])
     a, b = pairs.unbind(pair_axis)
@@ -115,12 +117,13 @@ class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
     turns: ClassVar[bool] = True
     base: float = Field(10000.0, gt=1)
     fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the head that is rotated."""
+    """Share of each head's elements that is rotated."""
     pairing: Pairing = "half"
     scaling: RotaryScalingConfig | None = None
 
     def stretched(self, choice: type[PartConfig], context: int, **fields: Any) -> RotaryConfig:
-        """Returns the config with another scaling, which keeps the old scaling's number of trained tokens."""
+        """Returns this config with another scaling, `choice` with these fields, which keeps the old scaling's number of
+        trained tokens."""
         old = self.scaling
         own = None if old is None else old.original_context
         return self.replace(scaling=choice.replacing(old, original_context=own or context, **fields))
@@ -133,7 +136,7 @@ class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
         return self.replace(scaling=self.scaling.resolved(ctx) if self.scaling else None)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the tables of cos and sin, made once for all layers."""
+        """Returns the cost of the tables of cos and sin, which are made once for all layers."""
         r = int(ctx.head_dim * self.fraction)
         tables = shape.s * 2 * r
         return Cost.once(("rotary", self, r), Cost(kept=shape.keeps_once(tables, torch.float32)))

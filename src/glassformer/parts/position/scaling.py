@@ -15,7 +15,7 @@ from glassformer.parts.core.base import BuildContext, PartConfig, refuse_truth
 from glassformer.parts.core.words import Word, number
 
 MAX_FACTOR = 1 << 28
-"""Maximum context, which bounds its growth, and the turns of a pair within it."""
+"""Largest growth of a context, which also bounds the turns of a pair within it."""
 
 Turns = Annotated[float, Field(ge=1e-3, le=MAX_FACTOR)]
 Divisor = Annotated[float, BeforeValidator(refuse_truth), Field(ge=1e-3, le=1e38)]
@@ -23,7 +23,8 @@ Divisor = Annotated[float, BeforeValidator(refuse_truth), Field(ge=1e-3, le=1e38
 
 
 def _growth(word: str, text: str) -> Mapping[str, float]:
-    """Returns the factor of a longer context. Raises RequestError below 1."""
+    """Returns the fields of a scaling from the text of a short name: the growth factor of the context. Raises
+    RequestError below 1."""
     factor = number(word, text)
     if not 1 <= factor <= MAX_FACTOR:
         raise RequestError(
@@ -34,7 +35,7 @@ def _growth(word: str, text: str) -> Mapping[str, float]:
 
 
 class RotaryScaling:
-    """Rotary frequencies theta_i = base^(-2i/r); subclasses stretch them. `exponent` (r/2,) holds 2i/r.
+    """Rotary frequencies theta_i = base^(-2i/r), unscaled; subclasses stretch them. `exponent` (r/2,) holds 2i/r.
 
     `magnitude` multiplies cos and sin. `t` is the number of tokens of the sequence so far.
     """
@@ -42,13 +43,14 @@ class RotaryScaling:
     magnitude: float = 1.0
     key: Hashable = ()
     settled: int | None = None
-    """Largest length of a text within which frequencies do not change; None if they never do."""
+    """Largest length of a text within which the frequencies do not change; None if they do not change at any length."""
 
     def frequencies(self, exponent: Tensor, base: float, dim: int, t: int) -> Tensor:
         return base**-exponent
 
     def check(self, dim: int) -> None:
-        """Raises RequestError if r = `dim` rotated elements are too few for the formula."""
+        """Raises RequestError if `dim` rotated elements are too few for the formula of the scaling; accepts any number
+        by default."""
 
     def __str__(self) -> str:
         return ""
@@ -56,13 +58,13 @@ class RotaryScaling:
 
 class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
     factor: float = Field(ge=1e-3, le=MAX_FACTOR)
-    """Growth of the context."""
+    """Growth factor of the context."""
     original_context: int | None = Field(None, gt=0, le=1 << 28)
-    """Context that the frequencies were trained for; None for the model's."""
+    """Number of tokens of the context in which the frequencies were trained; None for the model's context."""
 
     @property
     def longest(self) -> int | None:
-        """Tokens of the original context times the factor."""
+        """Number of tokens of the original context times the factor; None if the original context is not set."""
         return int(self.original_context * self.factor) if self.original_context else None
 
     def resolved(self, ctx: BuildContext) -> Any:
@@ -73,7 +75,7 @@ class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
 
 
 class _Bound(RotaryScaling):
-    """Scaling with the numbers of its config and the original context."""
+    """Base of scalings that depend on the numbers of a config and on the original context."""
 
     def __init__(self, config: RotaryScalingConfig, context: int):
         self.config = config
@@ -91,7 +93,7 @@ class LinearScaling(_Bound):
 
 
 class LinearScalingConfig(RotaryScalingConfig, kind="linear", words=Word("interpolate", _growth, "4")):
-    """Position interpolation: theta_i / factor. Chen et al. 2023, 2306.15595."""
+    """Config of position interpolation: theta_i / factor. Chen et al. 2023, 2306.15595."""
 
     def build(self, ctx: BuildContext) -> LinearScaling:
         return LinearScaling(self, ctx.context)
@@ -110,8 +112,8 @@ class Ntk(_Bound):
 
 
 class NtkScalingConfig(RotaryScalingConfig, kind="ntk", words=Word("ntk", _growth, "4")):
-    """NTK-aware scaling: base' = base factor^(r/(r-2)), which interpolates slow pairs and leaves fast ones (bloc97
-    2023; section 3.1 of 2309.00071)."""
+    """Config of NTK-aware scaling: base' = base factor^(r/(r-2)), which interpolates slow pairs and leaves fast ones
+    (bloc97 2023; section 3.1 of 2309.00071)."""
 
     def build(self, ctx: BuildContext) -> Ntk:
         return Ntk(self, ctx.context)
@@ -128,7 +130,8 @@ class DynamicNtk(Ntk):
 
 
 class DynamicNtkScalingConfig(RotaryScalingConfig, kind="dynamic_ntk", words=Word("dynamic_ntk", _growth, "4")):
-    """NTK-aware scaling with the factor for the present length t: base' = base (f t/c - (f-1))^(r/(r-2)) for t > c.
+    """Config of NTK-aware scaling with the factor for the present length t: base' = base (f t/c - (f-1))^(r/(r-2)) for
+    t > c.
 
     Within the trained context c it is plain rotary. Beyond it the frequencies change as text grows, so keys cached
     earlier were rotated by earlier frequencies: cached and uncached logits then differ, as in every implementation that
@@ -165,7 +168,7 @@ class Yarn(_Bound):
 
 
 class YarnScalingConfig(RotaryScalingConfig, kind="yarn", words=Word("yarn", _growth, "4")):
-    """YaRN scaling: pairs with more than beta_fast turns within the context stay, those below beta_slow are
+    """Config of YaRN scaling: pairs with more than beta_fast turns within the context stay, those below beta_slow are
     interpolated, with a ramp in between; logits are sharpened by (0.1 ln factor + 1)^2. Peng et al. 2023, 2309.00071,
     section 3."""
 
@@ -174,7 +177,7 @@ class YarnScalingConfig(RotaryScalingConfig, kind="yarn", words=Word("yarn", _gr
     attention_factor: float | None = Field(None, ge=1e-3, le=1e3)
     """Factor on cos and sin; None for 0.1 ln(factor) + 1."""
     whole_pairs: bool = True
-    """True to round the ramp's ends to whole pairs."""
+    """True to round the ends of the ramp to whole pairs."""
 
     @model_validator(mode="after")
     def _ramps(self) -> YarnScalingConfig:
@@ -220,8 +223,8 @@ class LongRope(_Bound):
 
 
 class LongRopeScalingConfig(RotaryScalingConfig, kind="longrope"):
-    """theta_i / lambda_i with a searched factor for each pair: `short` up to the trained context c, `long` beyond it;
-    cos and sin grow by sqrt(1 + ln(factor) / ln(c)). Ding et al. 2024, 2402.13753; Phi-3.
+    """Config of LongRoPE scaling, theta_i / lambda_i with a searched factor for each pair: `short` up to the trained
+    context c, `long` beyond it; cos and sin grow by sqrt(1 + ln(factor) / ln(c)). Ding et al. 2024, 2402.13753; Phi-3.
 
     As with dynamic NTK, keys cached before c was passed keep their old frequencies.
     """
@@ -231,7 +234,7 @@ class LongRopeScalingConfig(RotaryScalingConfig, kind="longrope"):
     attention_factor: float | None = Field(None, ge=1e-3, le=1e3)
 
     def resolved(self, ctx: BuildContext) -> LongRopeScalingConfig:
-        """Returns the config with its magnitude, the only effect of the factor."""
+        """Returns this config with its magnitude filled in, the only effect of the factor."""
         magnitude = LongRope(self, ctx.context).magnitude
         return self.replace(
             original_context=self.original_context or ctx.context, factor=1.0, attention_factor=magnitude
@@ -253,8 +256,8 @@ class Llama3(_Bound):
 
 
 class Llama3ScalingConfig(RotaryScalingConfig, kind="llama3"):
-    """Scaling like YaRN's, with a ramp over the number of turns: theta/factor below low_freq_factor, theta above
-    high_freq_factor (Llama 3.1, 2407.21783)."""
+    """Config of Llama 3.1's scaling, like YaRN's with a ramp over the number of turns: theta/factor below
+    low_freq_factor, theta above high_freq_factor (2407.21783)."""
 
     low_freq_factor: Turns = 1.0
     high_freq_factor: Turns = 4.0

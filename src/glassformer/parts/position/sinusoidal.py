@@ -19,7 +19,8 @@ Layout = Literal["interleaved", "halves"]
 def sinusoid(
     ids: Int[Tensor, "*s"], d_model: int, base: float, layout: Layout = "interleaved"
 ) -> Float[Tensor, "*s d"]:
-    """Returns PE(p, 2i) = sin(p / base^(2i/d)), PE(p, 2i+1) = cos(p / base^(2i/d)), in fp32.
+    """Returns the encoding of positions p: PE(p, 2i) = sin(p / base^(2i/d)), PE(p, 2i+1) = cos(p / base^(2i/d)), in
+    fp32.
 
     With layout "halves", all sines come first."""
     rate = base ** (-torch.arange(0, d_model, 2, device=ids.device, dtype=torch.float32) / d_model)
@@ -51,8 +52,8 @@ class Sinusoidal(EmbeddingPosition):
         return sinusoid(pass_.ids, self.d_model, self.base, self.layout)
 
     def picture(self, length: int) -> dict[str, Plot]:
-        """Returns plots of PE(p)_i, its first eight dimensions, and PE(p) . PE(p + k) = sum_i cos(k / base^(2i/d)), for
-        any p."""
+        """Returns named plots of PE(p)_i, its first eight dimensions, and of PE(p) . PE(p + k) = sum_i cos(k /
+        base^(2i/d)), which is equal for all p."""
         at, near = some(length), torch.arange(min(length, 32))
         encoding = sinusoid(at, self.d_model, self.base, self.layout).T
         first = sinusoid(near, self.d_model, self.base, self.layout).T[:8]

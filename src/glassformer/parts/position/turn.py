@@ -14,7 +14,7 @@ from glassformer.parts.region import region
 
 
 def turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:
-    """Computes `naive_turn`; the result is laid out head by head, as kernels read it."""
+    """Returns x with its pairs rotated as by `naive_turn`; the result is laid out head by head, as kernels read it."""
     if torch.is_grad_enabled():
         return _Turn.apply(x, cos, sin, pair_axis)
     return (_turn if torch.compiler.is_compiling() else _turn_unfused)(x, cos, sin, pair_axis)
@@ -30,7 +30,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
 
 
 def _turn_unfused(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
-    """Computes `_turn`, to the bit, in fewer passes, for use without fusion."""
+    """Returns the result of `_turn`, to the bit, in fewer passes, for use without fusion."""
     r = cos.shape[-1] * cos.shape[-2]
     heads = x.transpose(1, 2)  # (b, n, s, h), the layout of the result
     pairs = wide(heads[..., :r].contiguous()).unflatten(-1, cos.shape[-2:])
@@ -44,7 +44,7 @@ def _turn_unfused(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor
 
 @region
 def _turn_back(grad: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
-    """Returns the gradient of a rotation: the rotation by the negative angle."""
+    """Returns the gradient of x in a rotation of pairs, from that of the result: a rotation by the negative angle."""
     r = cos.shape[-1] * cos.shape[-2]
     pairs = wide(grad[..., :r]).unflatten(-1, (cos.shape[-2], cos.shape[-1]))
     turned = (pairs * cos - pairs.flip(pair_axis) * sin).flatten(-2).to(grad.dtype)

@@ -22,7 +22,8 @@ P = TypeVar("P", bound="Projection")
 
 
 class MapShape(NamedTuple):
-    """Shapes of a `Linear`: its inputs, and the outputs, role and cut of each stacked layer."""
+    """Shapes of a `Linear` of a projection: the number of its inputs, and the outputs, role and cut of each stacked
+    layer."""
 
     in_features: int
     outs: tuple[int, ...]
@@ -47,24 +48,24 @@ class Projection(ABC):
 
     @abstractmethod
     def shapes(self, d_model: int) -> dict[str, MapShape]:
-        """Returns the shapes of the linear layers by name."""
+        """Returns {name: shapes} of the linear layers of this projection, for a model of width d_model."""
 
     @abstractmethod
     def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]: ...
 
     @abstractmethod
     def matrices(self, maps: Any) -> dict[str, Matrix]:
-        """Returns the matrices of q, k and v, by heads."""
+        """Returns the weight matrices of q, k and v, divided into heads, of the layers in `maps`."""
 
     def maps(self, d_model: int, bias: bool = False, reparam: MakeReparam | None = None) -> dict[str, nn.Module]:
-        """Returns the modules by name, for the mixer to own."""
+        """Returns the linear layers of this projection by name, for the mixer to own."""
         return {
             name: Linear(in_features, outs, bias, roles, reparam, shards)
             for name, (in_features, outs, roles, shards) in self.shapes(d_model).items()
         }
 
     def of_owner(self: P, owner: Owner) -> P:
-        """Returns the projection of an owner's share of the heads. Raises RequestError if a layer is not cut by
+        """Returns this projection for an owner's share of the heads. Raises RequestError if a layer is not cut by
         heads."""
         cuts = [cut for shape in self.shapes(1).values() for cut in shape.shards]
         whole = any(cut.cut != "column" for cut in cuts)
@@ -76,7 +77,7 @@ class Projection(ABC):
 
     @property
     def value_dim(self) -> int:
-        """Elements per head of z (b, s, n, value_dim)."""
+        """Number of elements per head of v, and so of z (b, s, n, value_dim)."""
         return self._value_dim
 
     @property
@@ -87,15 +88,16 @@ class Projection(ABC):
 
     @property
     def kept_as_read(self) -> bool:
-        """True if the decode state keeps the k and v that the kernel reads."""
+        """True if the decode state keeps k and v in the form in which the kernel reads them."""
         return type(self).expand is Projection.expand
 
     def expand(self, maps: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the k (b, t, g, h) and v (b, t, g, value_dim) that the kernel reads, from the kept ones."""
+        """Returns the k (b, t, g, h) and v (b, t, g, value_dim) that the kernel reads, from the k and v that the decode
+        state keeps."""
         return k, v
 
     def by_head(self, x: Tensor, width: int | None = None) -> Tensor:
-        """Reshapes (b, s, n h) to (b, s, n, h), clipped; h is `width`, or head_dim."""
+        """Returns x (b, s, n h) as (b, s, n, h), clamped to the clip if there is one; h is `width`, or head_dim."""
         if self.clip is not None:
             x = x.clamp(-self.clip, self.clip)
         return x.unflatten(-1, (-1, width or self.heads.head_dim))
@@ -115,7 +117,7 @@ class ProjectionConfig(PartConfig, axis="projection"):
         raise NotImplementedError
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the layers; layers with equal numbers of inputs read one tensor."""
+        """Returns the cost of the projection's layers; layers with equal numbers of inputs read one tensor."""
         outs: dict[int, list[tuple[int, ...]]] = {}
         for map_ in self._shapes(ctx):
             outs.setdefault(map_.in_features, []).append(map_.outs)
@@ -130,14 +132,14 @@ class ProjectionConfig(PartConfig, axis="projection"):
 
 
 class SelfProjectionConfig(ProjectionConfig):
-    """Config of a projection for self-attention."""
+    """Base of the configs of projections for self-attention."""
 
 
 class MemoryProjectionConfig(ProjectionConfig):
-    """Config of a projection for attention to another sequence."""
+    """Base of the configs of projections for attention to another sequence."""
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost; the memory is one tensor for all layers."""
+        """Returns the cost of the projection; the memory is one tensor for all layers."""
         return super().costs(ctx, shape) + Cost.once("memory", Cost(kept=shape.keeps(ctx.d_model, shape.inputs)))
 
     def build(self, ctx: BuildContext) -> Any:

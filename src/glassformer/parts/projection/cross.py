@@ -36,11 +36,11 @@ class CrossQKV(Projection):
         return self.queries(maps, x), *self.keys_values(maps, pass_.need_memory().x)
 
     def queries(self, maps: Any, x: Tensor) -> Tensor:
-        """Returns q (b, s, n, h)."""
+        """Returns the queries (b, s, n, h) of x (b, s, d)."""
         return self.by_head(maps.q_proj(x))
 
     def keys_values(self, maps: Any, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns k and v (b, t, g, h) of memory (b, t, m)."""
+        """Returns the keys and values, each (b, t, g, h), of a memory (b, t, m)."""
         kv = maps.kv_proj
         k, v = kv.split(kv(memory))
         return self.by_head(k), self.by_head(v)

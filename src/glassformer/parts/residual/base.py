@@ -17,14 +17,14 @@ Branch = Callable[[Tensor], Tensor]
 
 
 class Residual(nn.Module):
-    """forward(x, mixer, ffn) -> x': residual wiring of one block; `ffn` may be None.
+    """Base of residual wirings of one block: forward(x, mixer, ffn) -> x'; `ffn` may be None.
 
     x (b, s, d). Owns the norms; `mid` is the stream between the two branches, if the wiring has such a place. `scale`
     multiplies what each branch adds (Granite's residual_multiplier).
     """
 
     transparent = True
-    """True to name its children as the block's own."""
+    """True if the children of this module are named as if they were the block's own."""
     norms_stream: ClassVar[bool | None] = None
     """True if `mixer_norm` and `ffn_norm` are in the stream, after a sum; False if each is before its branch; None if
     the stream is not a sum of branches."""
@@ -35,7 +35,7 @@ class Residual(nn.Module):
         self.resid_mid = Site()
 
     def share(self, branch: Tensor) -> Tensor:
-        """Returns the contribution of a branch's result to the stream."""
+        """Returns the result of a branch as it is added to the stream: times the scale, with dropout."""
         branch = branch if self.scale == 1.0 else branch * self.scale
         return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
@@ -43,49 +43,49 @@ class Residual(nn.Module):
         raise NotImplementedError
 
     def of_rows(self, x: Tensor, mixer: Branch, ffn: Branch | None, rows: Tensor) -> Tensor:
-        """Returns x' (1, n, d) of only the tokens `rows` (n,), indices among the b s."""
+        """Returns x' (1, n, d), the stream after the block, of only the tokens `rows` (n,), indices among the b s."""
         return only(self(x, mixer, ffn), rows)
 
 
 class Sequential(Residual):
-    """Wiring whose second branch reads the stream after the first one, each token by itself."""
+    """Base of wirings whose second branch, the FFN, reads the stream after the first one, the mixer."""
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         x = self.mix(x, mixer)
         return x if ffn is None else self.feed(x, ffn)
 
     def of_rows(self, x: Tensor, mixer: Branch, ffn: Branch | None, rows: Tensor) -> Tensor:
-        """Returns x' of only these tokens; the second branch processes no others."""
+        """Returns x' (1, n, d) of only the tokens `rows` (n,); the FFN processes no other tokens."""
         x = only(self.mix(x, mixer), rows)
         return x if ffn is None else self.feed(x, ffn)
 
     def mix(self, x: Tensor, mixer: Branch) -> Tensor:
-        """Returns the stream after the mixer's branch."""
+        """Returns the stream after the mixer's branch was added to x."""
         raise NotImplementedError
 
     def feed(self, x: Tensor, ffn: Branch) -> Tensor:
-        """Returns the stream after the branch of the feed-forward network."""
+        """Returns the stream after the FFN's branch was added to x."""
         raise NotImplementedError
 
 
 def only(x: Tensor, rows: Tensor) -> Tensor:
-    """Selects from x (b, s, d) the tokens with these indices among the b s: (1, n, d)."""
+    """Returns the tokens of x (b, s, d) whose indices among the b s are `rows` (n,): (1, n, d)."""
     return x.flatten(0, 1).index_select(0, rows)[None]
 
 
 class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fields={"depth_scaled": True})):
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout on each branch's result."""
+    """Probability with which an element of a branch's result is dropped."""
     scale: float | None = Field(None, gt=0)
     """Factor on each branch's result; None for 1."""
     depth_scaled: bool = False
-    """True for a further factor 1 / sqrt(L) of L layers: tokens then stay distinct at any depth (Noci et al. 2022,
-    2206.03126)."""
+    """True for a further factor 1 / sqrt(L) on each branch's result, for L layers: tokens then stay distinct at any
+    depth (Noci et al. 2022, 2206.03126)."""
 
     ends_in_norm: ClassVar[bool] = False
     """True if a block ends with a norm of the stream, which a final norm would only repeat."""
     brings: ClassVar[InitConfig | None] = None
-    """Initialisation that belongs to this wiring: its short name sets both."""
+    """Initialisation that belongs to this wiring: the short name of the wiring sets both. None for none."""
     wants_warmup: ClassVar[bool] = False
     """True if training stalls without a warm-up (Xiong et al. 2020, 2002.04745)."""
     feeds_products: ClassVar[bool] = True
@@ -107,12 +107,13 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
         return {"dropout": self.dropout, "scale": scale * (ctx.n_branches / 2) ** -0.5 if self.depth_scaled else scale}
 
     def feeds(self, branch: str) -> bool:
-        """Returns True if "mixer" or "ffn" reads a norm in the dtype of matmuls; False if it reads the stream, in its
-        dtype."""
+        """Returns True if the branch "mixer" or "ffn" reads a norm in the dtype of matmuls; False if it reads the
+        stream, in its dtype."""
         return self.feeds_products
 
     def build(self, ctx: BuildContext) -> Residual:
-        """Returns the wiring. The context has the block's norm, and whether the block has an FFN."""
+        """Returns the residual wiring of a block. The context has the block's norm, and whether the block has an
+        FFN."""
         assert ctx.norm is not None, "a wiring places the norm of its context"
         norms: dict[str, Any] = {
             name: ctx.norm.build(ctx.within(feeds_products=self.feeds_products and not name.endswith("post_norm")))
@@ -121,7 +122,7 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
         return self.wiring(**norms, **self.numbers(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the costs of the norms by name, and of the dropout masks."""
+        """Returns the costs of the wiring: those of its norms by name, and of the dropout masks."""
         assert ctx.norm is not None, "a wiring places the norm of its context"
         after = shape.reading(shape.products)  # norms of a branch's result
         names = self.norm_names(ctx.has_ffn)

@@ -11,7 +11,7 @@ from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
 class DeepNorm(Sequential):
-    """x <- norm(alpha x + mixer(x)); x <- norm(alpha x + ffn(x)). Wang et al. 2022, 2203.00555.
+    """DeepNorm's wiring x <- norm(alpha x + mixer(x)); x <- norm(alpha x + ffn(x)). Wang et al. 2022, 2203.00555.
 
     Post-norm whose stream outweighs its branches, alpha = (2 L)^(1/4), so that a step moves a thousand layers by a
     bounded amount; it needs the initial weights of `init=deepnorm`.

@@ -6,7 +6,8 @@ from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
 class NoResidual(Sequential):
-    """x <- mixer(norm(x)); x <- ffn(norm(x)): the branches without the sum. He et al. 2016, 1603.05027, removes it so.
+    """Wiring x <- mixer(norm(x)); x <- ffn(norm(x)): the branches without the sum, as He et al. 2016, 1603.05027, test
+    it.
 
     x ─ norm ─ mixer ─ norm ─ ffn ─
 

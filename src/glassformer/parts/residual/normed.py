@@ -9,7 +9,7 @@ from glassformer.parts.residual.deepnorm import DeepNorm, DeepNormConfig
 
 
 class Normed(DeepNorm):
-    """u = norm(x), x <- alpha u + mixer(u); u = norm(x), x <- alpha u + ffn(u). MiniMax-01, 2501.08313.
+    """Wiring u = norm(x), x <- alpha u + mixer(u); u = norm(x), x <- alpha u + ffn(u). MiniMax-01, 2501.08313.
 
     `DeepNorm` with each norm before a branch instead of after the previous one: `DeepNorm` with a norm at the embedding
     equals this wiring with a final norm.

@@ -11,7 +11,7 @@ from glassformer.parts.residual.base import Branch, Residual, ResidualConfig
 
 
 class Parallel(Residual):
-    """x <- x + mixer(norm(x)) + ffn(norm'(x)): both branches read one stream. GPT-J; PaLM, 2204.02311.
+    """Wiring x <- x + mixer(norm(x)) + ffn(norm'(x)): both branches read one stream. GPT-J; PaLM, 2204.02311.
 
     With one shared norm (Falcon-7B, Phi) norm' is norm; with two they differ (GPT-NeoX, Falcon-40B). It has no
     `resid_mid`, because no place is between the branches.
@@ -52,6 +52,7 @@ class ParallelConfig(
         return super().norm_names(has_ffn and not self.shared_norm)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost; the tensor that two parts read, the norm's result or the stream, is kept once."""
+        """Returns the cost of the wiring; the tensor that two parts read, the norm's result or the stream, is kept
+        once."""
         twice = shape.keeps(ctx.d_model, shape.products if self.shared_norm else shape.dtype)
         return super().costs(ctx, shape) + Cost(kept=-twice if ctx.has_ffn else 0)

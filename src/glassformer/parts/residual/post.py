@@ -8,7 +8,7 @@ from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
 class Post(Sequential):
-    """x <- norm(x + mixer(x)); x <- norm(x + ffn(x)). Vaswani et al. 2017; BERT. Needs a warm-up.
+    """Post-norm wiring x <- norm(x + mixer(x)); x <- norm(x + ffn(x)). Vaswani et al. 2017; BERT. Needs a warm-up.
 
     x ─┬──────────(+)─ norm ─┬────────(+)─ norm ─
        └─ mixer ──┘          └─ ffn ──┘

@@ -8,7 +8,8 @@ from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
 class Pre(Sequential):
-    """x <- x + mixer(norm(x)); x <- x + ffn(norm(x)). The stream itself is never normalised. Xiong 2020, 2002.04745.
+    """Pre-norm wiring x <- x + mixer(norm(x)); x <- x + ffn(norm(x)): the stream itself is never normalised. Xiong
+    2020, 2002.04745.
 
     x ─┬────────────────(+)─┬──────────────(+)─
        └─ norm ─ mixer ──┘  └─ norm ─ ffn ──┘

@@ -8,7 +8,7 @@ from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
 class ResPost(Sequential):
-    """x <- x + norm(mixer(x)); x <- x + norm(ffn(x)): branches read the raw stream and add a normalised result.
+    """Wiring x <- x + norm(mixer(x)); x <- x + norm(ffn(x)): branches read the raw stream and add a normalised result.
 
     Res-post-norm of Swin V2 (Liu et al. 2021, 2111.09883), OLMo 2's reordered norm (2501.00656).
 

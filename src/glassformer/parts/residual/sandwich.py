@@ -8,7 +8,8 @@ from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
 class Sandwich(Sequential):
-    """x <- x + norm(mixer(norm(x))); x <- x + norm(ffn(norm(x))). Ding et al. 2021, 2105.13290; Gemma 2.
+    """Sandwich wiring x <- x + norm(mixer(norm(x))); x <- x + norm(ffn(norm(x))). Ding et al. 2021,
+    2105.13290; Gemma 2.
 
     x ─┬───────────────────────(+)─┬─────────────────────(+)─
        └─ norm ─ mixer ─ norm ──┘  └─ norm ─ ffn ─ norm ──┘

@@ -14,14 +14,14 @@ Spans = list[tuple[int, int]]
 
 
 class Needed(NamedTuple):
-    """Tokens that later queries may attend to: the first ones of their document, and the last ones before the query. If
-    None, all."""
+    """Range of tokens that later queries may attend to: the `first` tokens of their document, and the `last` tokens
+    before the query; `last` None for all tokens."""
 
     first: int
     last: int | None
 
     def most(self, t: int) -> int:
-        """Returns the number of needed tokens of t."""
+        """Returns the largest number of these tokens in a text of t tokens."""
         return t if self.last is None else min(t, self.first + self.last)
 
 
@@ -37,47 +37,47 @@ class Visibility:
     reach: int | None = None
 
     only_order: bool = False
-    """True if only `causal` and `reach` hide keys."""
+    """True if keys are hidden only by `causal` and `reach`."""
     sees_itself: bool = False
     """True if every token attends to itself, so that every query has a key."""
     absolute: bool = False
-    """True if it depends on the place of a token in its document, not only on differences between places."""
+    """True if visibility depends on the place of a token in its document, not only on differences between places."""
     tile: int | None = None
     """Number of tokens in blocks of queries with equal visibility, counted from the start; None without such blocks."""
     stride: int = 1
-    """Distance between visible keys: tokens attend only to those at a multiple of it."""
+    """Distance between visible keys: a token attends only to tokens at a multiple of this distance."""
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """Key that is equal for visibilities that are equal within one pass of the model: masks are made once for both.
-        A tensor in it counts by identity."""
+        """Hashable key that is equal for visibilities that are equal within one pass of the model, so that their masks
+        are made once. A tensor in it counts by identity."""
         if traced():  # torch 2.11 cannot trace `vars`; the compiler merges equal masks itself
             return (self,)
         return (type(self), *sorted(vars(self).items()))
 
     @property
     def needed(self) -> Needed:
-        """Tokens that a decode state has to keep."""
+        """Range of tokens that a decode state has to keep for later queries."""
         return Needed(0, self.reach)
 
     @property
     def width(self) -> int | None:
-        """Approximate bound of the keys that most queries attend to; None without a bound."""
+        """Approximate bound of the number of keys that most queries attend to; None without a bound."""
         return self.reach
 
     def sized(self, length: int | Tensor) -> Visibility:
-        """Returns the visibility for documents of `length` tokens, a number or a tensor that broadcasts with the
+        """Returns this visibility for documents of `length` tokens, a number or a tensor that broadcasts with the
         indices; for masks that depend on the end of a document."""
         return self
 
     @property
     def going_on(self) -> Visibility:
-        """Visibility of calls that continue a state, after the call that read the start."""
+        """Visibility that applies to calls that continue a state, after the call that read the start."""
         return self
 
     @property
     def takes_prefix(self) -> bool:
-        """True if a token attends ahead only within a prefix, whose tokens a caller may name (`of_globals`)."""
+        """True if a token attends to later ones only within a prefix, whose tokens a caller may name (`of_globals`)."""
         return False
 
     @property
@@ -86,18 +86,18 @@ class Visibility:
         return False
 
     def of_globals(self, tokens: Tensor) -> Visibility:
-        """Returns the visibility with the global tokens given by the mask `tokens` (b, t), if a caller may choose
-        them."""
+        """Returns this visibility with the global tokens given by the mask `tokens` (b, t); unchanged if a caller may
+        not choose them."""
         return self
 
     def folded(self, rest: int) -> Visibility:
-        """Returns, for a `stride`, the visibility among every stride-th token, after `rest` tokens were added at the
-        end."""
+        """Returns the visibility among every `stride`-th token, after `rest` tokens were added at the end; only for a
+        visibility with a stride."""
         raise NotImplementedError
 
     def cuts(self, t: int) -> tuple[int, ...]:
-        """Returns the queries of t tokens before which a block should end, because they attend to more keys than their
-        neighbours."""
+        """Returns the indices of queries, of t tokens, before which a block should end, because these queries attend to
+        more keys than their neighbours."""
         return ()
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
@@ -110,19 +110,20 @@ class Visibility:
         return [(begin, last if self.causal else t)]
 
     def sure(self, first: int, last: int, t: int) -> int:
-        """Returns the number of keys at the start of their `spans` that are visible to all of the queries first ..
+        """Returns how many of the first keys of `spans(first, last, t)` are visible to all of the queries first ..
         last-1."""
         return 0
 
     def alike(self, first: int, last: int, t: int) -> Hashable | None:
-        """Returns a key that is equal for blocks of queries with equal visibility among the keys of their `spans`, so
-        that a mask is made once; None without a promise."""
+        """Returns a hashable key of the mask of the queries first .. last-1, equal for blocks of queries with equal
+        visibility among the keys of their `spans`, so that a mask is made once; None if no other block is known to be
+        equal."""
         if not self.only_order:
             return None
         return last - first, *((begin - first, end - first) for begin, end in self.spans(first, last, t))
 
     def keys_seen(self, t: int) -> float:
-        """Returns the mean number of keys that a query of a t-token sequence attends to."""
+        """Returns the mean number of keys that a query attends to in a sequence of t tokens."""
         raise NotImplementedError
 
 
@@ -135,14 +136,14 @@ class Borders:
         changes = documents[:, 1:] != documents[:, :-1]
         self._first = torch.cat((torch.ones_like(documents[:, :1], dtype=torch.bool), changes), 1)
         self.begins = torch.where(self._first, slot, 0).cummax(dim=1).values
-        """First slot of each token's document, (b, t)."""
+        """Index of the first slot of each token's document, (b, t)."""
         self._lengths: Tensor | None = None
         self._runs: list[list[tuple[int, int]]] | None = None
         self._extent: tuple[Tensor, Tensor] | None = None
 
     @property
     def lengths(self) -> Tensor:
-        """Length of each token's document, (b, t)."""
+        """Number of tokens of each token's document, (b, t)."""
         if self._lengths is None:
             t = self.documents.shape[1]
             later = torch.where(self._first, torch.arange(t, device=self.documents.device), t)
@@ -152,7 +153,7 @@ class Borders:
 
     @property
     def runs(self) -> list[list[tuple[int, int]]]:
-        """Intervals [start, end) of the documents of each row."""
+        """Intervals [start, end) of the documents, a list for each row."""
         if self._runs is None:
             batch, t = self.documents.shape
             starts: list[list[int]] = [[] for _ in range(batch)]
@@ -163,7 +164,8 @@ class Borders:
 
     @property
     def extent(self) -> tuple[Tensor, Tensor]:
-        """First slot with the id of each slot (t,), and the slot after the last, over all rows."""
+        """Tuple (first, end), each (t,), over all rows: the first slot whose token has the same id as slot i, and the
+        slot after the last such."""
         if self._extent is None:
             t = self.documents.shape[1]
             slot = torch.arange(t, device=self.documents.device).expand_as(self.documents)
@@ -224,8 +226,8 @@ class SameDocument(Visibility):
         return inner.visible(b, n, q_idx - q, k_idx - k) & (q == k)
 
     def spans(self, first: int, last: int, t: int) -> Spans:
-        """Returns on CPUs the spans of each document; on other devices, and to a compiler, documents are not known in
-        advance."""
+        """Returns the intervals of keys for queries first .. last-1: on CPUs only those of the documents that these
+        queries are in; on other devices, and to a compiler, documents are not known in advance."""
         if not at_hand(self.documents):
             return [(0, last if self.causal else t)] if self.inner.absolute else self.inner.spans(first, last, t)
         reached = self._reached(first, last)
@@ -238,8 +240,8 @@ class SameDocument(Visibility):
         return joined(found)
 
     def _reached(self, first: int, last: int) -> Spans:
-        """Returns the documents of slots first .. last-1, of all rows; one interval around them unless places
-        matter."""
+        """Returns the intervals of the documents that slots first .. last-1 are in, over all rows; one interval around
+        all of them if visibility does not depend on places."""
         if self.inner.absolute:
             return sorted({run for runs in self.borders.runs for run in runs if run[0] < last and first < run[1]})
         low, high = self.borders.extent
@@ -250,7 +252,7 @@ class SameDocument(Visibility):
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> Spans:
-    """Returns the union of intervals, ascending and disjoint."""
+    """Returns the union of intervals as a list of disjoint ones, ascending."""
     made: Spans = []
     for begin, end in sorted(span for span in spans if span[0] < span[1]):
         if made and begin <= made[-1][1]:

@@ -41,7 +41,7 @@ class BigBird(Visibility):
 
     @property
     def few(self) -> int:
-        """Maximum number of blocks that are all visible, in the two-sided form."""
+        """Largest number of blocks in a text for which every block attends to all, in the two-sided form."""
         return 5 + 2 * self.random
 
     def sized(self, length: int | Tensor) -> BigBird:
@@ -67,8 +67,8 @@ class BigBird(Visibility):
         return near & (k_idx <= q_idx) if self.causal else near
 
     def drawn(self, i: Any, part: int) -> tuple[Any, Any]:
-        """Returns (block, True if it exists) of the random block number `part` that block i attends to; i a number or a
-        tensor."""
+        """Returns (index, exists): the random block number `part` that block i attends to, and whether there is one; i
+        a number or a tensor."""
         if self.causal:
             low = i - 2 + (i < 2) * (2 - i)
             choice = low  # blocks 1 .. i-2
@@ -101,7 +101,7 @@ class BigBird(Visibility):
         return (begin, last - first) if (last - 1) // self.block == i else None
 
     def row(self, i: int, t: int) -> set[int]:
-        """Returns the blocks that block i of t tokens attends to."""
+        """Returns the indices of the blocks that block i attends to in a text of t tokens."""
         m = (t + self.block - 1) // self.block
         if not self.causal and (i in (0, m - 1) or m <= self.few):
             return set(range(m))
@@ -157,9 +157,9 @@ def _read(word: str, text: str) -> dict[str, Any]:
 
 
 class BigBirdConfig(VisibilityConfig, kind="bigbird", words=Word("bigbird", _read, "64")):
-    """k <= q, and block i of `block` tokens attends to the blocks 0, i-1, i and `random` others. With causal=False it
-    attends to 0, i-1, i, i+1, the last and `random` others, and blocks 0 and last attend to everything, as Zaheer et
-    al. 2020 (2007.14062) published it.
+    """Config of BigBird's visibility: k <= q, and block i of `block` tokens attends to the blocks 0, i-1, i and
+    `random` others. With causal=False it attends to 0, i-1, i, i+1, the last and `random` others, and blocks 0 and last
+    attend to everything, as Zaheer et al. 2020 (2007.14062) published it.
 
     It loses if one far token decides: most of the far text is invisible to a layer, and yet a decode state keeps all of
     it, because any of it may be drawn later.

@@ -12,7 +12,8 @@ from glassformer.parts.visibility.base import Spans, Visibility, VisibilityConfi
 
 
 class Chunked(Visibility):
-    """k <= q and k // chunk == q // chunk: a document is divided into chunks that do not attend to each other.
+    """Visibility within chunks, k <= q and k // chunk == q // chunk: a document is divided into chunks that do not
+    attend to each other.
 
     A query attends to (chunk + 1) / 2 keys on average, and a decode state keeps `chunk` tokens.
     """
@@ -41,8 +42,8 @@ class Chunked(Visibility):
 
 
 class ChunkedConfig(VisibilityConfig, kind="chunked", words=Word("chunked", whole("chunk"), "256")):
-    """k <= q and k // chunk == q // chunk, counted from the start of a document: three of four layers of Llama 4 (Meta
-    2025) are so, between layers that attend to everything.
+    """Config of visibility within chunks: k <= q and k // chunk == q // chunk, counted from the start of a document:
+    three of four layers of Llama 4 (Meta 2025) are so, between layers that attend to everything.
 
     It loses if an answer is across a border: the first token of a chunk attends only to itself, and more such layers do
     not help, because all have the same borders.

@@ -13,9 +13,11 @@ from glassformer.parts.visibility.sliding_window import SlidingWindow
 
 
 class Dilated(Visibility):
-    """q - k in {0, rate, 2 rate, ..., (window - 1) rate}: a window with gaps, `window` keys, `rate` tokens apart.
+    """Visibility of a window with gaps, q - k in {0, rate, 2 rate, ..., (window - 1) rate}: `window` keys, `rate`
+    tokens apart.
 
-    A query attends to `window` keys at most, and a decode state keeps the (window - 1) rate + 1 tokens that hold them.
+    A query attends to `window` keys at most, and a decode state keeps the (window - 1) rate + 1 tokens that hold
+    them.
     """
 
     causal = sees_itself = True
@@ -55,7 +57,8 @@ def _read(word: str, text: str) -> dict[str, Any]:
 
 
 class DilatedConfig(VisibilityConfig, kind="dilated", words=Word("dilated", _read, "64:4")):
-    """q - k in {0, rate, ..., (window - 1) rate}: a window with gaps. Beltagy et al. 2020 (2004.05150), 3.1, causal.
+    """Config of a window with gaps: q - k in {0, rate, ..., (window - 1) rate}. Beltagy et al. 2020 (2004.05150), 3.1,
+    causal.
 
     It loses if neighbours matter: with one rate in all layers, tokens whose distance is not a multiple of it never
     interact. Use it in some layers, and a plain window in the others.

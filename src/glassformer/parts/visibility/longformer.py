@@ -95,14 +95,15 @@ class Longformer(Visibility):
 
 
 class Chosen(Visibility):
-    """Two-sided `Longformer` with global tokens chosen by the caller: |q - k| <= window / 2, or q or k is global."""
+    """Visibility of a two-sided `Longformer` with global tokens chosen by the caller: |q - k| <= window / 2, or q or k
+    is global."""
 
     sees_itself = True
 
     def __init__(self, window: int, tokens: Bool[Tensor, "b t"]):
         self.window, self.tokens = window, tokens.bool()
         self.runs = tuple(_runs(self.tokens.any(0).tolist())) if at_hand(tokens) else None
-        """Intervals of tokens that are global in some row; None if not known in advance."""
+        """Intervals of tokens that are global in some row; None if they are not known in advance."""
 
     @property
     def width(self) -> int | None:
@@ -125,7 +126,7 @@ class Chosen(Visibility):
 
 
 def _runs(marks: list[bool]) -> Iterator[tuple[int, int]]:
-    """Yields the intervals [start, end) of consecutive set marks."""
+    """Yields the intervals [start, end) in which all marks are True."""
     at = 0
     for mark, run in groupby(marks):
         begin, at = at, at + len(list(run))
@@ -140,16 +141,17 @@ def _read(word: str, text: str) -> dict[str, Any]:
 
 
 class LongformerConfig(VisibilityConfig, kind="longformer", words=Word("longformer", _read, "64:4")):
-    """0 <= q - k < window, or k < globals and k <= q: a window, and the first tokens of a document (StreamingLLM, Xiao
-    et al. 2023, 2309.17453). With causal=False |q - k| <= window / 2, or k < globals, or q < globals, as Beltagy et al.
-    2020 (2004.05150) published it.
+    """Config of a window and the first tokens of a document: 0 <= q - k < window, or k < globals and k <= q
+    (StreamingLLM, Xiao et al. 2023, 2309.17453). With causal=False |q - k| <= window / 2, or k < globals, or q <
+    globals, as Beltagy et al. 2020 (2004.05150) published it.
 
     It loses if an answer is further back than the window and not a global token: each later layer reaches one window
     further, but only mixtures of tokens.
     """
 
     window: int = Field(gt=0, le=1 << 28)
-    """Causal: number of visible tokens, itself included. Two-sided: half of them on each side, and itself."""
+    """Causal: number of tokens that a token attends to, itself included. Two-sided: half of this number on each side,
+    and itself."""
     globals: int = Field(1, ge=0, le=1 << 20)
     causal: bool = True
 
@@ -157,7 +159,7 @@ class LongformerConfig(VisibilityConfig, kind="longformer", words=Word("longform
     def _halves(self) -> LongformerConfig:
         if not self.causal and self.window % 2:
             raise RequestError(
-                f"window={self.window} is odd, and half of it lies on each side of a token",
+                f"window={self.window} is odd, but half of it must be on each side of a token",
                 code="range", field="window", value=self.window,
             )  # fmt: skip
         return self

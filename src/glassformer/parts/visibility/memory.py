@@ -52,5 +52,5 @@ class ChunksOfMemory(Visibility):
         return mine if self.memory is None else mine & (self.memory[b, k_idx] != 0)
 
     def keys_seen(self, t: int) -> float:
-        """Returns the mean over t queries."""
+        """Returns the mean number of memory tokens that one of t queries attends to."""
         return self.per_chunk * max(0, t - self.chunk + 1) / max(t, 1)

@@ -12,8 +12,8 @@ from glassformer.parts.visibility.causal import Causal
 
 
 class Prefix(Visibility):
-    """k <= q or k < length: all tokens attend to the first `length` tokens of a document; later tokens attend to
-    earlier ones.
+    """Visibility with a bidirectional prefix, k <= q or k < length: all tokens attend to the first `length` tokens of a
+    document; later tokens attend to earlier ones.
 
     A prefix is read in the first call of a state, which all later calls continue causally. The tokens of the prefix may
     also be passed with the text (`Model.forward`, `global_tokens`): rows then have separate prefixes.
@@ -52,8 +52,8 @@ class Prefix(Visibility):
 
 
 class ChosenPrefix(Visibility):
-    """Mask like `Prefix` with tokens chosen by the caller: k <= q or k is one of tokens (b, t), the first ones of each
-    row."""
+    """Visibility like `Prefix` with a prefix chosen by the caller: k <= q or k is one of the tokens that the mask (b,
+    t) marks, the first ones of each row."""
 
     sees_itself = True
 
@@ -68,16 +68,16 @@ class ChosenPrefix(Visibility):
 
 
 class PrefixConfig(VisibilityConfig, kind="prefix", words=Word("prefix", whole("length"), "16", optional=True)):
-    """k <= q or k < length: the first `length` tokens of a document attend to each other, later ones to all earlier
-    tokens. The prefix language model of Raffel et al. 2020 (1910.10683), 3.2.1: an answer is predicted from a question
-    that is read bidirectionally.
+    """Config of a bidirectional prefix, k <= q or k < length: the first `length` tokens of a document attend to each
+    other, later ones to all earlier tokens. The prefix language model of Raffel et al. 2020 (1910.10683), 3.2.1: an
+    answer is predicted from a question that is read bidirectionally.
 
     It loses if every token should be a target: tokens of the prefix attend to the next one, so only later tokens can be
     targets, and a text has fewer targets than under a causal mask.
     """
 
     length: int | None = Field(None, gt=0, le=1 << 28)
-    """Length of the prefix; None for half of the context."""
+    """Number of tokens of the prefix; None for half of the context."""
 
     def build(self, ctx: BuildContext) -> Prefix:
         return Prefix(self._length(ctx))

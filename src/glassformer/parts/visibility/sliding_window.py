@@ -10,7 +10,7 @@ from glassformer.parts.visibility.base import Visibility, VisibilityConfig
 
 
 class SlidingWindow(Visibility):
-    """0 <= q - k < window: a token attends to itself and the window - 1 tokens before it.
+    """Visibility of a window, 0 <= q - k < window: a token attends to itself and the window - 1 tokens before it.
 
     Beltagy et al. 2020 (2004.05150), in the causal form and count of Mistral 7B (2310.06825).
     """
