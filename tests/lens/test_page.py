@@ -303,10 +303,10 @@ def test_one_huge_token_is_named_and_moves_no_curve(seen: Inspection):
     rms = torch.full((4, 19), 2.0)
     rms[2:, 7] = torch.tensor([2000.0, 900.0])
     page = replace(seen, residual_rms=rms)
-    said = f"Token 7, ‘{TOKENS[7]}’, stands out from layer 1 on: after layer 1 its stream is 1k times"
+    said = f"Token 7, ‘{TOKENS[7]}’, is an outlier from layer 1 on: after layer 1 its stream is 1k times"
     assert said in Page(page.html()).text
     assert page.median_rms.tolist() == [2.0] * 4
-    assert "No token stands out" in Page(replace(seen, residual_rms=torch.full((4, 19), 2.0)).html()).text
+    assert "No token is an outlier" in Page(replace(seen, residual_rms=torch.full((4, 19), 2.0)).html()).text
 
 
 def charts(seen: Inspection) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class HeadAblation(Reading):
     change: Float[Tensor, "l n"]
     base: float
     of: str
-    """Measure: "loss", mean nats per token, or "metric"."""
+    """Name of the measure: "loss", in mean nats per token, or "metric"."""
     by: Literal["zero", "mean"]
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class HeadAblation(Reading):
         return "\n".join([*lines, *(f"layer {layer}, head {head}: {value:+.4f}" for layer, head, value in largest)])
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Returns a matplotlib figure, by default as large as its table needs."""
+        """Returns a matplotlib figure of `width` x `height` inches, by default as large as the table needs."""
         wide, high = figure_size(self.change)
         return super().figure(width or wide, height or high)
 
@@ -62,7 +62,7 @@ def head_ablation(
     number, or one for each row, of logits (b, s, v). Michel et al. 2019, 1905.10650. A head without effect is not
     necessarily idle: others may do its work once it is gone (self-repair; McGrath et al. 2023, 2307.15771).
 
-    Copies of the text share a pass, another head ablated in each; `progress(done, of)` is called after every pass.
+    Copies of the text share a pass, with another head ablated in each; `progress(done, of)` is called after every pass.
     Raises RequestError for tokens that the model cannot read, and for a model without heads."""
     tokens = rows_of(model, tokens, least=1 if metric else 2)
     if by not in ("zero", "mean"):

@@ -36,7 +36,8 @@ MOST_BARS = 14
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LogitAttribution(Reading):
-    """Contributions to the logit of `token`, or to its lead over `against`, at a position.
+    """Contributions of the parts of a model to the logit of `token`, or to its lead over the logit of `against`, at a
+    position.
 
     `embed`; `heads` (l, n), zero if a layer has fewer, and a mixer without heads counts as one; `ffn` (l,), zero
     without one; `biases` (l,), of W_O and of the norms in the layer; `bias`, of the final norm and the head. `total` is
@@ -59,7 +60,7 @@ class LogitAttribution(Reading):
     logit: float
 
     def parts(self) -> dict[str, float]:
-        """Returns name -> contribution, largest first: "L5 H3" is head 3 of layer 5, "L5 ffn" its FFN."""
+        """Returns {name: contribution}, largest first: "L5 H3" is head 3 of layer 5, "L5 ffn" its FFN."""
         found = {"embedding": self.embed, "biases": float(self.biases.sum()) + self.bias}
         for layer, (heads, ffn) in enumerate(zip(self.heads.tolist(), self.ffn.tolist(), strict=True)):
             found |= {f"L{layer} H{head}": value for head, value in enumerate(heads)} | {f"L{layer} ffn": ffn}
@@ -75,7 +76,8 @@ class LogitAttribution(Reading):
         return f"{self.question}: {self.total:+.3f}\n{', '.join(best)}"
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Returns a matplotlib figure, by default sized to the number of layers and heads."""
+        """Returns a matplotlib figure of `width` x `height` inches, by default sized to the number of layers and
+        heads."""
         layers, heads = self.heads.shape
         return super().figure(width or min(14.0, 6.0 + 0.3 * heads), height or min(12.0, max(4.5, 1.2 + 0.22 * layers)))
 
@@ -111,7 +113,8 @@ def logit_attribution(
     tokenizer: Any = None,
     words: Sequence[str] | None = None,
 ) -> LogitAttribution:
-    """Returns the contributions to the logit of `token` at a position of tokens (1, s), or to its lead over `against`.
+    """Returns the contributions of the model's parts to the logit of `token` at a position of tokens (1, s), or to its
+    lead over `against`.
 
     `token` defaults to the model's prediction there. Raises RequestError for a position or token out of range, more
     than one row, and a wiring or norm whose scale cannot be held."""
@@ -145,7 +148,8 @@ def logit_attribution(
 
 
 def _attribute(module: Model, seen: dict[str, Tensor], token: int, against: int | None) -> dict[str, Any]:
-    """Returns the contributions, from the values of the sites at one position."""
+    """Returns the fields of a `LogitAttribution` that hold contributions, computed from the values `seen` of the sites
+    at one position."""
     direction, own = _reads(module, token)
     if against is not None:
         other, less = _reads(module, against)
@@ -165,7 +169,7 @@ def _attribute(module: Model, seen: dict[str, Tensor], token: int, against: int 
 
 
 def _reads(module: Model, token: int) -> tuple[Tensor, Tensor]:
-    """Returns (direction (d,), constant ()): a token's logit before the softcap is the head's input along the
+    """Returns (direction (d,), constant ()) of a token: its logit before the softcap is the head's input along the
     direction, plus the constant."""
     head: Any = module.head
     if head.packed is None:
@@ -177,7 +181,7 @@ def _reads(module: Model, token: int) -> tuple[Tensor, Tensor]:
 
 
 def _held(norm: Any, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns `Norm.held`; without a norm, the direction itself."""
+    """Returns (direction, constant) before the norm, as `Norm.held`; for None, no norm, the direction itself and 0."""
     return (direction, direction.new_zeros(())) if norm is None else norm.held(x, direction)
 
 
@@ -190,12 +194,12 @@ class _Layer:
 
 
 def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) -> _Layer:
-    """Returns the contributions of a layer's parts along a direction of the stream after it."""
+    """Returns the contributions of a layer's heads, FFN and biases along a direction of the stream after the layer."""
     wiring: Any = block.residual
     if wiring.norms_stream is None:
         raise RequestError(
-            f"residual {type(wiring).__name__} does not say where its norms stand (norms_stream), so that its stream "
-            "is no sum that logit attribution can follow",
+            f"residual {type(wiring).__name__} does not say how its norms are placed (norms_stream), so that "
+            "logit attribution cannot write its stream as a sum",
             code="unsupported", field="residual", value=type(wiring).__name__,
         )  # fmt: skip
     mixer: Any = block.mixer
@@ -217,8 +221,8 @@ def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) 
 def _branch(
     wiring: Any, name: str, stream: Tensor | None, out: Tensor, direction: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (along, below, constant): the stream after the branch, along `direction`, is the branch's output along
-    `along`, plus the stream before it along `below`, plus a constant."""
+    """Returns (along, below, constant) of one branch: the stream after it, along `direction`, is the branch's output
+    along `along`, plus the stream before it along `below`, plus a constant."""
     below, constant, norms = direction, direction.new_zeros(()), dict(wiring.named_children())
     if wiring.norms_stream:
         assert stream is not None, "a wiring that norms the stream between its branches has a resid_mid"

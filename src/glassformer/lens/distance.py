@@ -28,15 +28,17 @@ class AttentionDistance(Reading):
 
     distance: Float[Tensor, "l n"]
     apart: Float[Tensor, "l n"]
-    """Mean distance over all keys but the first token of the text, on which idle heads put their weight."""
+    """Mean distance (layers, heads) over all keys but the first token of the text, to which idle heads give their
+    weight."""
     uniform: Float[Tensor, " l"]
-    """Distance of a head that attends uniformly to all visible keys; NaN if a layer has no such head."""
+    """Mean distance (layers,) of a head that attends uniformly to all visible keys; NaN for a layer without heads."""
     length: int
     """Number of tokens of the text."""
 
     @property
     def by_layer(self) -> Float[Tensor, " l"]:
-        """Mean over the heads of each layer, without the first token; NaN if a layer has no such head."""
+        """Mean distance (layers,) over the heads of each layer, without the first token; NaN for a layer without
+        heads."""
         return self.apart.nanmean(1)
 
     def __str__(self) -> str:
@@ -57,7 +59,7 @@ class AttentionDistance(Reading):
         return super().to_dict() | {"by_layer": [value if math.isfinite(value) else None for value in means]}
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Returns a matplotlib figure, by default as large as its table needs."""
+        """Returns a matplotlib figure of `width` x `height` inches, by default as large as the table needs."""
         wide, high = figure_size(self.distance)
         return super().figure(width or wide + 4.0, height or high)
 
@@ -77,7 +79,7 @@ class AttentionDistance(Reading):
 
 
 def attention_distance(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionDistance:
-    """Returns Σ_ij A_ij |i - j| / Σ_ij A_ij of every head, over all rows of tokens (b, s).
+    """Returns the mean attention distance of every head, Σ_ij A_ij |i - j| / Σ_ij A_ij over all rows of tokens (b, s).
 
     The mean attention distance of Vig & Belinkov 2019, 1906.04284, who found it to grow with depth in GPT-2, and of
     Dosovitskiy et al. 2020, 2010.11929. `apart` leaves out the keys at position 0: a head that rests on the first token
@@ -98,8 +100,8 @@ def attention_distance(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionDis
 
 
 class Distances:
-    """Observer of a pattern that sums weights, and weights times distances: over all keys, and over all but the
-    first."""
+    """Observer of a pattern that sums each head's weights, and weights times distances: over all keys, and over all but
+    the first."""
 
     def __init__(self) -> None:
         self.sums: dict[int, list[Tensor]] = {}

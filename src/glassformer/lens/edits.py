@@ -25,7 +25,8 @@ from glassformer.parts.core.running import Edit
 Indices = int | Sequence[int]
 
 AXES = {"q": "bsnh", "k": "bsgh", "v": "bsgh", "z": "bsnh", "scores": "bnst", "pattern": "bnst"}
-"""Axes of the sites with heads, by the last step of their name; other sites are (b, s, ...)."""
+"""Last step of a site's name -> the axes of its value, for sites with heads; the values of all other sites are (b, s,
+...)."""
 
 
 def ablate_heads(layer: int, heads: Indices, by: Literal["zero", "mean"] = "zero") -> dict[str, Edit]:
@@ -42,7 +43,7 @@ def ablate_heads(layer: int, heads: Indices, by: Literal["zero", "mean"] = "zero
 
 
 def mean_over_tokens(z: Tensor) -> Tensor:
-    """Returns each head's mean over batch and tokens at every one of them, (b, s, n, h)."""
+    """Returns z (b, s, n, h) with each head's values replaced by their mean over batch and tokens."""
     if z.shape[0] * z.shape[1] == 1:
         raise RequestError(
             "by='mean': this pass has one token, whose mean it is; use by='zero', or gf.lens.replace",
@@ -52,8 +53,8 @@ def mean_over_tokens(z: Tensor) -> Tensor:
 
 
 def ablate_neurons(layer: int, units: Indices) -> dict[str, Edit]:
-    """Returns an edit that sets these hidden units of a layer's FFN to 0 (`ffn.hidden`, after activation and gate).
-    Experts have no common units, and are refused when the model runs."""
+    """Returns an edit that sets the hidden units `units` of a layer's FFN to 0 (`ffn.hidden`, after activation and
+    gate). Experts have no common units, and are refused when the model runs."""
     site = f"{_layer(layer)}.ffn.hidden"
 
     def silence(hidden: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ def ablate_layer(layer: int) -> dict[str, Edit]:
 def replace(
     site: str, value: Tensor | float, positions: Indices | None = None, heads: Indices | None = None
 ) -> dict[str, Edit]:
-    """Returns an edit that replaces a site by `value`, at these positions and heads, or everywhere.
+    """Returns an edit that replaces the value of a site by `value`, at these positions and heads; None for all.
 
     A tensor must broadcast to the replaced part: (b, positions, heads, h) of q, k, v and z, (b, heads, positions, t) of
     scores and pattern, (b, positions, ...) of other sites."""
@@ -120,14 +121,15 @@ def replace(
 
 
 def scale(site: str, factor: float, heads: Indices | None = None) -> dict[str, Edit]:
-    """Returns an edit that multiplies a site by `factor`, for these heads, or for all."""
+    """Returns an edit that multiplies the value of a site by `factor`, for these heads; None for all."""
     return {site: _edit(site, lambda part: part * factor, heads=heads)}
 
 
 def add_direction(
     site: str, direction: Tensor, strength: float = 1.0, positions: Indices | None = None
 ) -> dict[str, Edit]:
-    """Returns an edit to x + strength * direction; `direction` is as wide as the value's last axis, and not normalised.
+    """Returns an edit that adds strength * direction to the value of a site, at these positions; None for all.
+    `direction` is as wide as the value's last axis, and not normalised.
 
     At `layers.N.resid_post`, with the difference of two mean activations, this is activation steering (Turner et al.
     2023, 2308.10248)."""
@@ -146,8 +148,8 @@ def add_direction(
 def patch(
     run: Mapping[str, Tensor], site: str, positions: Indices | None = None, heads: Indices | None = None
 ) -> dict[str, Edit]:
-    """Returns an edit that puts values of another run, as `gf.capture` returned them, at every site of `run` that the
-    pattern names.
+    """Returns an edit that puts values of another run, as `gf.capture` returned them, at every site of `run` whose name
+    matches the pattern `site`.
 
     `positions` and `heads` are the same in both runs. A run of one row serves every row. Raises RequestError if the
     pattern names no captured site, and, when the model runs, if the shapes differ."""
@@ -178,7 +180,7 @@ def _patch(name: str, stored: Tensor, positions: Indices | None, heads: Indices 
 def _edit(
     site: str, change: Callable[[Tensor], Tensor], positions: Indices | None = None, heads: Indices | None = None
 ) -> Edit:
-    """Returns an edit that applies `change` to the chosen positions and heads."""
+    """Returns an edit that applies `change` to the part of a site's value at these positions and heads."""
     choose = _chosen(site, positions, heads)
 
     def edited(x: Tensor) -> Tensor:
@@ -190,8 +192,8 @@ def _edit(
 
 
 def _chosen(site: str, positions: Indices | None, heads: Indices | None) -> Callable[[Tensor], tuple[Any, ...]]:
-    """Returns a function from a site's value to the index of the positions and heads. Raises RequestError for a site
-    without heads."""
+    """Returns a function from a site's value to the index of the part at these positions and heads. Raises RequestError
+    for heads at a site without heads."""
     axes = AXES.get(site.rpartition(".")[2], "bs")
     along_heads = head_axis(axes)
     if heads is not None and along_heads is None:

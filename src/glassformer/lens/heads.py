@@ -30,14 +30,14 @@ KINDS = ("induction", "previous token", "first token", "duplicate token")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadScores(Reading):
-    """Kind -> (layers, heads), the mean attention to the position in question, 0 to 1: `scores`. NaN if a layer has no
-    such head."""
+    """Scores of heads: kind -> (layers, heads), the mean attention to the position that the kind is about, 0 to 1:
+    `scores`. NaN if a layer has no such head."""
 
     title: ClassVar[str] = "Head scores"
 
     scores: dict[str, Float[Tensor, "l n"]]
     length: int
-    """Length of the repeated block."""
+    """Number of tokens of the repeated block."""
     batch: int
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class HeadScores(Reading):
         return "\n".join(lines)
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Returns a matplotlib figure, by default as large as its tables need."""
+        """Returns a matplotlib figure of `width` x `height` inches, by default as large as the tables need."""
         wide, high = figure_size(next(iter(self.scores.values())), len(self.scores))
         return super().figure(width or wide, height or high)
 
@@ -63,8 +63,8 @@ class HeadScores(Reading):
 
 
 def induction_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
-    """Returns the attention of a token to the one after its earlier occurrence: A_(i, i - length + 1), the mean over
-    the second half.
+    """Returns each head's mean attention from a token to the token after its earlier occurrence: A_(i, i - length + 1),
+    the mean over the second half.
 
     The prefix-matching score of Olsson et al. 2022, 2209.11895; with the found token copied to the output it is a
     mechanism of in-context learning. Needs two layers: one to store the previous token, one to match it."""
@@ -72,28 +72,31 @@ def induction_scores(model: Model, length: int = 50, batch: int = 4, seed: int =
 
 
 def previous_token_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
-    """Returns the attention of a token to the previous one: A_(i, i - 1), the mean over all but the first."""
+    """Returns each head's mean attention from a token to the previous one: A_(i, i - 1), the mean over all but the
+    first."""
     return head_scores(model, length, batch, seed, ("previous token",))
 
 
 def first_token_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
-    """Returns the attention of a token to the first of the text: A_(i, 0), the mean over all but the first."""
+    """Returns each head's mean attention from a token to the first one of the text: A_(i, 0), the mean over all but the
+    first."""
     return head_scores(model, length, batch, seed, ("first token",))
 
 
 def duplicate_token_scores(model: Model, length: int = 50, batch: int = 4, seed: int = 0) -> HeadScores:
-    """Returns the attention of a token to its earlier occurrence: A_(i, i - length), the mean over the second half
-    (Wang et al. 2022, 2211.00593)."""
+    """Returns each head's mean attention from a token to its earlier occurrence: A_(i, i - length), the mean over the
+    second half (Wang et al. 2022, 2211.00593)."""
     return head_scores(model, length, batch, seed, ("duplicate token",))
 
 
 def head_scores(
     model: Model, length: int = 50, batch: int = 4, seed: int = 0, kinds: Sequence[str] = KINDS
 ) -> HeadScores:
-    """Returns all scores, from one pass over `batch` rows of `length` random tokens and the same again; maps are never
-    kept.
+    """Returns the scores of all heads for several kinds, from one pass over `batch` rows of `length` random tokens and
+    the same again; maps are never kept.
 
-    Raises RequestError for a model without attention heads, a length it cannot read, and an unknown kind."""
+    Raises RequestError for a model without attention heads, a length that the model cannot read, and an unknown
+    kind."""
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     if length < 2 or batch < 1:
         raise RequestError(
@@ -115,8 +118,8 @@ def head_scores(
 
 
 def repeated_tokens(vocab_size: int, length: int, batch: int, seed: int) -> Int[Tensor, "b s"]:
-    """Returns (batch, 2 length): random tokens, all different in a row if the vocabulary has enough, and the same
-    again."""
+    """Returns random token ids (batch, 2 length) whose second half repeats the first; in a row all of a half are
+    different, if the vocabulary has enough."""
     generator = torch.Generator().manual_seed(seed)
     if vocab_size < length:
         half = torch.randint(vocab_size, (batch, length), generator=generator)
@@ -126,8 +129,8 @@ def repeated_tokens(vocab_size: int, length: int, batch: int, seed: int) -> Int[
 
 
 class Masses:
-    """Observer of a pattern that keeps, for each kind, the mean attention to the position in question: kind ->
-    (heads,)."""
+    """Observer of a pattern that keeps, for each kind of score, each head's mean attention to the position that the
+    kind is about: kind -> (heads,)."""
 
     def __init__(self, kinds: Sequence[str], length: int):
         # Kind -> (distance back, None for the start of the text; first query that has it).

@@ -15,7 +15,7 @@ from torch import Tensor
 SINK = 0.3
 """Mass on the first token above which a head is a sink (Gu et al. 2024, 2410.10781)."""
 WATCHES = 0.5
-"""Mass on the previous token, or on the token itself, above which a head is listed for it."""
+"""Mass on the previous token, or on the token itself, above which a head is listed as attending to it."""
 OUTLYING = 10.0
 """Ratio of a token's residual stream to the median token's above which it is an outlier. Massive activations (Sun et
 al. 2024, 2402.17762) cause outliers: a few values of 1,000 times the median dominate their root mean square."""
@@ -23,7 +23,7 @@ al. 2024, 2402.17762) cause outliers: a few values of 1,000 times the median dom
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Statistics of one head's map, as `glassformer.dynamics` defines them.
+    """Statistics of the attention map of one head, as `glassformer.dynamics` defines them.
 
     `attention_entropy` is normalised, 0 to 1. The masses are the mean weight that queries give to the first token, to
     the previous token, to themselves, and to the one other token with most weight."""
@@ -42,12 +42,12 @@ class HeadMap:
 
     @property
     def rests(self) -> bool:
-        """True for a sink, a head that rests on the first token."""
+        """True if the head is a sink: it gives most of its weight to the first token."""
         return self.sink_mass > SINK
 
     @property
     def watches(self) -> bool:
-        """True for a head that attends to the previous token."""
+        """True if the head attends mostly to the previous token."""
         return self.previous_mass > WATCHES
 
     @property
@@ -60,7 +60,7 @@ class HeadMap:
 
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
-    """Maps of one layer: `maps` (n, S, T), and the `keys` that each query gives most weight to.
+    """Attention maps of one layer: `maps` (n, S, T), and the `keys` that each query gives most weight to.
 
     With tiles of more than one token an entry of a map is the mean weight that the queries of a tile give to all the
     keys of a tile; rows still sum to 1. All else is exact, for each head, and in the last row for the mean of the
@@ -69,7 +69,7 @@ class LayerMaps:
 
     maps: Tensor
     tile: int
-    """Tokens per side of a tile; 1 for exact maps."""
+    """Number of tokens on each side of a tile; 1 for exact maps."""
     keys: Tensor
     weights: Tensor
     received: Tensor
@@ -79,7 +79,7 @@ class LayerMaps:
 
     @cached_property
     def rest(self) -> Tensor:
-        """Weight (n + 1, s) that a query gives to all tokens that are not in `keys`."""
+        """Weight (n + 1, s) that each query gives to all tokens that are not in `keys`."""
         return (1 - self.weights.sum(-1)).clamp(min=0)
 
 
@@ -94,7 +94,7 @@ class Crossing:
 
     @cached_property
     def mean(self) -> Tensor:
-        """Mean over the heads, (s, t)."""
+        """Mean (s, t) of the maps over the heads of the layer."""
         return self.maps.mean(0)
 
 
@@ -106,18 +106,18 @@ class Effective:
     maps: Tensor
     tile: int
     which: tuple[int, ...]
-    """Indices of the heads or channels of the maps."""
+    """Indices, among all heads or channels of the layer, of those whose maps are kept."""
     largest: tuple[float, ...]
     of: str
-    """"head" or "channel"."""
+    """Kind of the indices: "head" or "channel"."""
     count: int
     """Number of heads or channels in the layer."""
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """A token whose stream is far larger than the others': at most `ratio` times the median token's, at `depth`.
-    `first`: the first depth at which it exceeds `OUTLYING` times the median."""
+    """Token whose stream is far larger than the others': at most `ratio` times the median token's, at `depth`. `first`:
+    the first depth at which it exceeds `OUTLYING` times the median."""
 
     position: int
     first: int
@@ -133,42 +133,42 @@ class Inspected:
 
     name: str
     trained: bool
-    """False if the weights are random."""
+    """True for trained weights, False for random ones."""
     parameters: int
     vocab_size: int
     ids: Tensor
-    """Ids of the tokens, (s,)."""
+    """Token ids of the text, (s,)."""
     words: tuple[str, ...]
     """Text of each token; empty if its character ends in a later token."""
     spelled: dict[int, str]
-    """Id -> text, of every predicted token."""
+    """Token id -> text, for every predicted token."""
     causal: bool
     """True if predictions are of the next token; False for a bidirectional model, which predicts the token itself."""
     layers: int
     heads: tuple[HeadMap, ...]
-    """Heads of all layers that have maps, in order."""
+    """Statistics of the heads of all layers that have maps, in order."""
     attention: dict[int, LayerMaps]
-    """Layer -> its maps. Layers whose mixer has no maps are missing."""
+    """Layer -> its attention maps. Layers whose mixer has no maps are missing."""
     top_ids: Tensor
-    """Most likely tokens (l + 1, s, k) at each depth and position, by the model's final norm and head (logit lens,
-    nostalgebraist 2020)."""
+    """Ids of the most likely tokens (l + 1, s, k) at each depth and position, by the model's final norm and head (logit
+    lens, nostalgebraist 2020)."""
     top_probabilities: Tensor
     """Probabilities of `top_ids`, (l + 1, s, k)."""
     depth_loss: Tensor
     """Loss in nats (l + 1, s) of each depth's prediction at a position; NaN without a target."""
     residual_rms: Tensor
-    """Root mean square (l + 1, s) of the residual stream."""
+    """Root mean square (l + 1, s) of the residual stream at each depth and position."""
     token_cosine: Tensor
-    """Mean cosine (l + 1,) between two tokens' streams (Noci et al. 2022, 2206.03126)."""
+    """Mean cosine (l + 1,) between the streams of two tokens at each depth (Noci et al. 2022, 2206.03126)."""
     mixers: tuple[str, ...] = ()
     """Kind of each layer's mixer in words: "attention", "attention, window of 256", "mamba"."""
     effective: Mapping[int, Effective] = field(default_factory=dict)
-    """Layer -> maps of a mixer without softmax, for layers that have some."""
+    """Layer -> maps of its mixer, for layers whose mixer has maps without a softmax."""
     command: str = ""
     """Command that repeats the inspection; empty if unknown."""
     prefix: int = 0
-    """Number of tokens in the bidirectional prefix; only the last of them predicts a token that it does not attend
-    to."""
+    """Number of tokens in the bidirectional prefix; only the last of them predicts a token that it does not attend to.
+    0 without a prefix."""
     source: tuple[str, ...] = ()
     """Text of each token of the source; empty for a model without one."""
     crossings: tuple[Crossing, ...] = ()
@@ -176,7 +176,7 @@ class Inspected:
 
     @cached_property
     def loss(self) -> Tensor:
-        """Loss (s,) of each token in nats; NaN for a prefix, and for the first of a causal text."""
+        """Loss (s,) of each token in nats; NaN for the tokens of a prefix, and for the first token of a causal text."""
         last = self.depth_loss[-1]
         return torch.cat([last.new_full((1,), math.nan), last[:-1]]) if self.causal else last
 
@@ -186,14 +186,15 @@ class Inspected:
 
     @cached_property
     def settled(self) -> float:
-        """First depth with the final most likely token at all later ones too: the median over positions."""
+        """Number of the first depth after which the most likely token does not change any more, the median over
+        positions."""
         first = self.top_ids[:, :, 0]
         same = (first == first[-1]).flip(0).long().cumprod(0).sum(0)
         return statistics.median((len(first) - same).tolist())
 
     def notable(self, count: int = 5) -> dict[str, list[HeadMap]]:
-        """Returns notable heads by kind, strongest first: those that rest on the first token, attend to the previous
-        token, to themselves, or depending on content."""
+        """Returns {kind: heads}, at most `count` for each kind, strongest first: heads that rest on the first token,
+        attend to the previous token, to themselves, or depending on content."""
         kinds = {
             "first token": (SINK, lambda head: head.sink_mass),
             "token before": (WATCHES, lambda head: head.previous_mass),
@@ -207,12 +208,13 @@ class Inspected:
 
     @cached_property
     def median_rms(self) -> Tensor:
-        """Root mean square (l + 1,) of the median token: a single huge token moves a mean, but not this."""
+        """Root mean square (l + 1,) of the median token's stream at each depth, on which a single huge token has no
+        effect."""
         return self.residual_rms.quantile(0.5, dim=1)
 
     @cached_property
     def outliers(self) -> tuple[Outlier, ...]:
-        """Tokens whose stream is an outlier, largest ratio first."""
+        """Outliers of the text: tokens with a far larger stream than the median token, largest ratio first."""
         ratios = (self.residual_rms / self.median_rms[:, None]).nan_to_num(0.0, 0.0, 0.0)  # (l + 1, s)
         found = []
         for position in (ratios > OUTLYING).any(0).nonzero().flatten().tolist():
@@ -223,35 +225,37 @@ class Inspected:
         return tuple(sorted(found, key=lambda one: one.ratio, reverse=True))
 
     def looked_at(self, layer: int, head: int, position: int, count: int = 3) -> list[tuple[int, float]]:
-        """Returns (token, weight) of the keys that the query at a position gives most weight to, exactly; head -1: the
-        mean of the heads. `LayerMaps.rest` is the weight of all other keys."""
+        """Returns [(token, weight)] of the `count` keys to which the query at `position` gives most weight, exactly;
+        head -1 is the mean of the heads. `LayerMaps.rest` is the weight of all other keys."""
         kept = self.attention[layer]
         pairs = zip(kept.keys[head, position].tolist(), kept.weights[head, position].tolist(), strict=True)
         return [pair for pair in pairs if pair[1] > 0][:count]
 
     def looked_at_by(self, layer: int, head: int, position: int, count: int = 3) -> list[tuple[int, float]]:
-        """Returns (query, weight) of the queries that give a token most weight, exactly, among those that have it in
-        their strongest `k` keys: a query with a weight above 1 / (k + 1) is never missing."""
+        """Returns [(query, weight)] of the `count` queries that give most weight to the token at `position`, exactly,
+        among those that have it in their strongest `k` keys: a query with a weight above 1 / (k + 1) is never
+        missing."""
         kept = self.attention[layer]
         query, rank = ((kept.keys[head] == position) & (kept.weights[head] > 0)).nonzero(as_tuple=True)
         pairs = zip(query.tolist(), kept.weights[head, query, rank].tolist(), strict=True)
         return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count]
 
     def read_at(self, crossing: Crossing, position: int, count: int = 3) -> list[tuple[int, float]]:
-        """Returns (token of the source, weight) of the largest mean weights over a layer's heads at a position."""
+        """Returns [(token of the source, weight)] of the `count` largest weights that the token at `position` gives in
+        cross-attention, means over the layer's heads."""
         if position >= crossing.maps.shape[1]:
             return []
         best = crossing.mean[position].topk(min(count, crossing.maps.shape[2]))
         return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def predictions(self, position: int) -> list[list[tuple[str, int, float]]]:
-        """Returns (text, id, probability) of the most likely tokens at each depth."""
+        """Returns, for each depth, the most likely tokens at `position` as (text, id, probability)."""
         rows = zip(self.top_ids[:, position].tolist(), self.top_probabilities[:, position].tolist(), strict=True)
         return [[(self.spelled[i], i, p) for i, p in zip(ids, shares, strict=True)] for ids, shares in rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the inspection as plain JSON: heads, losses and depths, and the predictions at the last position. No
-        maps."""
+        """Returns the inspection as plain JSON: heads, losses and depths, and the predictions at the last position;
+        without the maps."""
         last = len(self.ids) - 1
         return {
             "name": self.name,
@@ -300,5 +304,5 @@ class Inspected:
 
 
 def json_number(value: float) -> float | None:
-    """Returns the value, or None for one that JSON cannot hold."""
+    """Returns the number, or None for NaN and infinity, which JSON cannot hold."""
     return value if math.isfinite(value) else None

@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from glassformer.text import Tokenizer
 
 LONGEST = 16_384
-"""Most tokens that are read at once."""
+"""Largest number of tokens of an inspected text."""
 FINE = 128
-"""Most rows of a map: up to this number of tokens it is exact, beyond it tokens share tiles."""
+"""Largest number of rows of a map: up to this number of tokens a map is exact, beyond it tokens share tiles."""
 EXACT_WEIGHTS, POOLED_WEIGHTS = 1 << 24, 1 << 23
-"""Most weights kept over all heads, of exact maps and of pooled ones."""
+"""Largest number of weights kept over all heads: of exact maps, and of pooled ones."""
 MOST_STRONGEST, STRONGEST = 8, 1 << 21
-"""Most keys that are listed for one query, and for all queries and heads together."""
+"""Largest number of keys that are listed: for one query, and for all queries and heads together."""
 CROSSED = 96
-"""Tokens of a text, and of its source, whose cross-attention is kept without pooling."""
+"""Number of tokens of a text, and of its source, whose cross-attention is kept without pooling."""
 FINE_EFFECTIVE, MOST_EFFECTIVE = 64, 4
-"""Cells per side of a map of a mixer without softmax, and maps of a layer."""
+"""Limits for maps of a mixer without softmax: cells on each side of a map, and maps of a layer."""
 NEGLIGIBLE = 0.001
 """Weight below which a key is not listed."""
 PREDICTIONS = 5
@@ -54,27 +54,28 @@ LOGITS_AT_ONCE = 1 << 23
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Inspection(Inspected, Reported):
-    """One pass over a text as data: `Inspected`, its readings, and its page, also in a notebook."""
+    """Result of one pass over a text: the data of `Inspected`, its readings, and its page, also in a notebook."""
 
     readings: Mapping[str, Reading] = field(default_factory=dict)
-    """Analyses of the same text, by name."""
+    """Name of a requested reading -> its result on this text."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Name -> reason why this model or text cannot have a requested analysis."""
+    """Name of a requested reading -> reason why this model or text cannot have it."""
     saved: Path | None = None
     """File of the page; None if it was not written."""
     figures: Mapping[str, Path] = field(default_factory=dict)
-    """Files of the drawn readings, by name."""
+    """Name of a reading -> file of its figure."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns heads, losses, depths and the last position's predictions as plain values, with the readings that
-        were asked for; no maps."""
+        were asked for; without the maps."""
         told = {name: one.to_dict() for name, one in self.readings.items()}
         told |= {name: {"error": reason} for name, reason in self.refused.items()}
         page = None if self.saved is None else str(self.saved)
         return {**super().to_dict(), "page": page, **({"readings": told} if told else {})}
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields the text with its surprisal, tables, the readings, and the files that were written."""
+        """Yields the parts of the terminal's output: the text with its surprisal, tables, the readings, and the files
+        that were written."""
         yield from inspection_lines(self)
         for name, one in self.readings.items():
             yield from reading_lines(name, one, self.figures.get(name))
@@ -106,7 +107,7 @@ def inspect(
     command: str = "",
     progress: OnProgress = silent,
 ) -> Inspection:
-    """Runs one pass of the model over `tokens`, (s,) or (1, s), and returns all data of the page.
+    """Returns the inspection of one pass of the model over `tokens`, (s,) or (1, s), with all data of its page.
 
     A model with an encoder reads a `source`, and cross-attention is included for the first 96 tokens of both. Memory is
     bounded: maps come by blocks of queries and are kept pooled, logits by blocks of positions. Without a tokenizer,
@@ -174,13 +175,13 @@ def inspect(
 
 
 def reads_source(model: Any) -> list[int]:
-    """Returns the layers with cross-attention: their maps have the source's tokens as columns."""
+    """Returns the indices of the layers with cross-attention, whose maps have the source's tokens as columns."""
     blocks = model.config.layers() if model.config else ()
     return [layer for layer, block in enumerate(blocks) if block.mixer.reads_memory]
 
 
 def mixers(model: Any) -> Iterator[str]:
-    """Yields the kind and reach of each layer's mixer in words."""
+    """Yields a description of each layer's mixer in words: its kind and reach."""
     kinds = [block.mixer.kind for block in model.config.layers()] if model.config else ["mixer"] * len(model.layers)
     crossed = reads_source(model)
     for number, (kind, layer) in enumerate(zip(kinds, model.layers, strict=True)):
@@ -189,7 +190,7 @@ def mixers(model: Any) -> Iterator[str]:
 
 
 def streams(model: Any) -> list[str]:
-    """Returns the sites of the residual stream, by depth."""
+    """Returns the names of the sites of the residual stream, by depth."""
     return ["embed", *(f"layers.{layer}.resid_post" for layer in range(len(model.layers)))]
 
 
@@ -216,12 +217,12 @@ class Maps:
     of their memory."""
 
     def __init__(self, layer: int, mapped: int):
-        """Sets the layer; `mapped`: number of layers that share the memory for maps."""
+        """`layer`: the observed layer; `mapped`: number of layers that share the memory for maps."""
         self.layer, self.mapped = layer, mapped
 
     def _begin(self, x: Tensor, total: int) -> None:
-        """Sets the resolution of the map and the number of listed keys, limited over all heads of the model, and
-        allocates both."""
+        """Allocates the map and the lists of strongest keys, with a resolution and a length that are limited over all
+        heads of the model."""
         n, t = x.shape[1], x.shape[-1]
         self.tile, self.total = 1, total
         if max(total, t) > FINE or n * self.mapped * total * t > EXACT_WEIGHTS:
@@ -260,12 +261,13 @@ class Maps:
             self.weights[-1, rows], self.keys[-1, rows] = largest(p.mean(0), self.keep)
 
     def seen_next(self) -> Tensor:
-        """Returns (s,) True if some head's query attends to more keys than precede it."""
+        """Returns a mask (s,) of positions, True if a query of some head attends to later tokens than its own."""
         up_to = torch.arange(1, self.total + 1, device=self.visible.device)
         return (self.visible > up_to).any(0)
 
     def attention(self, heads: Heads | None) -> LayerMaps:
-        """Returns the maps as means over the queries of a tile, and the exact statistics."""
+        """Returns the maps of the layer, as means over the queries of a tile, with the exact statistics. `heads`: the
+        mixer's heads; None for one KV head per map."""
         key_heads = len(self.map) if heads is None else heads.n_kv_heads
         queries = torch.arange(self.total, device=self.map.device) // self.tile
         maps = (self.map / queries.bincount()[:, None]).float().cpu()
@@ -307,7 +309,7 @@ class Crossed:
 
 
 def effective_maps(model: Any, known: Mapping[str, Site]) -> Iterator[tuple[int, EffectiveMaps]]:
-    """Yields (layer, maps) of the layers whose mixers have maps without a softmax."""
+    """Yields (layer, effective attention) of the layers whose mixers have maps without a softmax."""
     for layer, block in enumerate(model.layers):
         maps = block.mixer.effective_maps
         if maps is not None and f"layers.{layer}.mixer.effective_attention" in known:
@@ -315,7 +317,7 @@ def effective_maps(model: Any, known: Mapping[str, Site]) -> Iterator[tuple[int,
 
 
 class MapSamples:
-    """Observer of some effective maps of one layer, evenly spread over its heads or channels."""
+    """Observer of some of the effective maps of one layer, evenly spread over its heads or channels."""
 
     def __init__(self, maps: EffectiveMaps, size: int):
         self.of, self.count, self.size = maps.of, maps.count, size
@@ -343,7 +345,8 @@ class MapSamples:
 
 
 class Lens:
-    """Predictions of each depth, by the model's final norm and head, and statistics of the stream."""
+    """Observer of the residual stream that collects, at each depth, the predictions by the model's final norm and head,
+    and statistics of the stream."""
 
     def __init__(self, model: Any, tokens: Tensor, causal: bool, progress: OnProgress):
         self.model, self.causal, self.progress = model, causal, progress
@@ -357,7 +360,8 @@ class Lens:
         self.cosines = torch.zeros(self.depths, device=tokens.device)
 
     def at(self, depth: int) -> Look:
-        """Returns the observer of this depth's stream. The last depth predicts by the model's own output."""
+        """Returns the function that observes the stream of one depth. The predictions of the last depth come from the
+        model's own output, in `end`."""
 
         def look(x: Tensor, first: int, total: int) -> None:
             self.rms[depth] = wide(x[0]).square().mean(-1).sqrt()
@@ -380,7 +384,8 @@ class Lens:
         self.progress("reading", self.depths, self.depths)
 
     def predict(self, depth: int, x: Tensor, seen: Callable[[Tensor], Tensor]) -> None:
-        """Stores predictions and losses of a normalised stream x (1, s, d). `seen` is the site of the logits."""
+        """Stores the predictions and losses of a normalised stream x (1, s, d) of one depth. `seen` receives the
+        logits, and returns them as a site of the logits does."""
         rows = max(1, LOGITS_AT_ONCE // self.vocab_size)
         if self.model.logits.watched:  # an edit or observer there needs the logits of the whole text
             rows = x.shape[1]

@@ -27,7 +27,7 @@ from glassformer.parts.precision import wide
 
 VALUES_PER_CHUNK = 1 << 23
 UNKNOWN = -1
-"""Id used for the token after the text's last one."""
+"""Token id that replaces the next token after the last one of the text."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,7 +64,8 @@ class LogitLens(Reading):
         return "\n".join(lines)
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Returns a matplotlib figure, by default sized to the number of positions and layers."""
+        """Returns a matplotlib figure of `width` x `height` inches, by default sized to the number of positions and
+        layers."""
         layers, places, _ = self.top.shape
         return super().figure(width or min(16.0, 5.5 + 0.62 * places), height or min(14.0, 1.7 + 0.27 * max(8, layers)))
 
@@ -111,7 +112,7 @@ def logit_lens(
     tokenizer: Any = None,
     words: Sequence[str] | None = None,
 ) -> LogitLens:
-    """Returns the predictions of every layer at these positions (by default all) of tokens (1, s).
+    """Returns the predictions of every layer at these positions (None for all) of tokens (1, s).
 
     Keeps the streams (l, s, d), and logits of a few positions of one layer at a time. Raises RequestError for a
     position, token or `top` out of range, and more than one row."""
@@ -141,13 +142,13 @@ def logit_lens(
 
 
 def unembed(model: Model, x: Tensor) -> Tensor:
-    """Returns the logits (b, s, v) of a stream x (b, s, d): the final norm, if there is one, and the head."""
+    """Returns the logits (b, s, v) of a stream x (b, s, d), by the model's final norm, if there is one, and head."""
     module = eager(model)
     return module.unembed(x if module.final_norm is None else module.final_norm(x))
 
 
 def _look(model: Model, streams: list[Tensor], after: Tensor, k: int) -> dict[str, Tensor]:
-    """Returns the tensors of `LogitLens` for one chunk of positions, layers stacked."""
+    """Returns the tensors of a `LogitLens` by name for one chunk of positions, with the layers stacked."""
     last = _log_probabilities(model, streams[-1])
     final, known = last.argmax(-1), after != UNKNOWN
     layers: list[dict[str, Tensor]] = []
@@ -168,11 +169,12 @@ def _look(model: Model, streams: list[Tensor], after: Tensor, k: int) -> dict[st
 
 
 def _log_probabilities(model: Model, x: Tensor) -> Tensor:
-    """Returns log-probabilities (s, v) of x (1, s, d)."""
+    """Returns the log-probabilities (s, v) that the model's final norm and head give for a stream x (1, s, d)."""
     return wide(unembed(model, x)[0]).log_softmax(-1)
 
 
 def _standing(log_p: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns probability and rank of one token a row."""
+    """Returns (probability, rank), each (s,), of the token of each row among log-probabilities (s, v); rank 1 is the
+    most likely."""
     own = log_p.gather(-1, token[:, None])
     return own[:, 0].exp(), 1 + (log_p > own).sum(-1)

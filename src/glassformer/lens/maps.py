@@ -32,8 +32,8 @@ from glassformer.parts.visibility import BidirectionalConfig, CausalConfig, Visi
 
 
 def one_row(model: Model, tokens: Any) -> Tensor:
-    """Returns tokens (1, s) of tokens (1, s) or (s,). Raises RequestError for tokens that the model cannot read, or
-    more than one row."""
+    """Returns the token ids `tokens`, (1, s) or (s,), as (1, s). Raises RequestError for tokens that the model cannot
+    read, or more than one row."""
     rows = rows_of(model, tokens)
     if len(rows) > 1:
         raise RequestError(
@@ -44,7 +44,8 @@ def one_row(model: Model, tokens: Any) -> Tensor:
 
 
 def spelled(tokens: Tensor, tokenizer: Any = None, words: Sequence[str] | None = None) -> list[str]:
-    """Returns a label for each of tokens (1, s): the given `words`, the tokenizer's text, or the ids."""
+    """Returns a label for each token of `tokens` (1, s): the given `words`, by default the tokenizer's text, or the ids
+    without a tokenizer."""
     ids = tokens.flatten().tolist()
     if words is None:
         return [spell(i, tokenizer) for i in ids]
@@ -57,7 +58,7 @@ def spelled(tokens: Tensor, tokenizer: Any = None, words: Sequence[str] | None =
 
 
 def spell(token: int, tokenizer: Any = None) -> str:
-    """Returns the text of one token; its id without a tokenizer, or without text."""
+    """Returns the text of one token; its id as text without a tokenizer, or for a token without text."""
     if tokenizer is None:
         return str(token)
     # A model may have more rows than its tokenizer has tokens.
@@ -68,8 +69,8 @@ def spell(token: int, tokenizer: Any = None) -> str:
 
 
 def pattern_of(model: Model, layer: int) -> str:
-    """Returns the site of a layer's attention pattern. Raises RequestError for a missing layer, or one without a
-    pattern."""
+    """Returns the name of the site of a layer's attention pattern. Raises RequestError for a missing layer, or one
+    without a pattern."""
     name = f"layers.{within(layer, len(eager(model).layers), 'layer')[0]}.mixer.pattern"
     if name not in sites(model):
         raise RequestError(
@@ -82,7 +83,7 @@ def pattern_of(model: Model, layer: int) -> str:
 def patterns(
     model: Model, tokens: Tensor, layers: Sequence[int], heads: int | None, pool: int
 ) -> tuple[list[Tensor], int]:
-    """Returns a map (n, S, T) for each layer, and the tokens per side of a cell."""
+    """Returns (maps, tile): a map (n, S, T) for each of the layers, and the number of tokens on each side of a cell."""
     names = [pattern_of(model, layer) for layer in layers]
     with at_rest(model):
         seen = capture(model, tokens, names, heads=heads, pool=pool)
@@ -91,8 +92,8 @@ def patterns(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionMap(Reading):
-    """Map of one head. `weights` (S, T), queries by keys; with `tile` > 1 a cell is the largest weight of tile x tile
-    tokens. `words`: of the tokens."""
+    """Attention map of one head. `weights` (S, T), queries by keys; with `tile` > 1 a cell is the largest weight of
+    tile x tile tokens. `words`: text of each token."""
 
     title: ClassVar[str] = "Attention map"
 
@@ -109,7 +110,7 @@ class AttentionMap(Reading):
     def __str__(self) -> str:
         about = f"{self.what}: {self.title.lower().removesuffix(' map')} of {len(self.words)} tokens{pooled(self.tile)}"
         last = span(self.words, len(self.weights) - 1, self.tile)
-        return f"{about}\n{last} looks at {heaviest(self.weights[-1], self.words, self.tile)}"
+        return f"{about}\n{last} attends to {heaviest(self.weights[-1], self.words, self.tile)}"
 
     def figure(self, width: float = 6.4, height: float = 5.6) -> Any:
         return super().figure(width, height)
@@ -138,7 +139,8 @@ class EffectiveAttentionMap(AttentionMap):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionMaps(Reading):
-    """Maps of all heads of some layers: `weights[i]` (n, S, T) of layer `layers[i]`, cells as in `AttentionMap`."""
+    """Attention maps of all heads of some layers: `weights[i]` (n, S, T) of layer `layers[i]`, cells as in
+    `AttentionMap`."""
 
     title: ClassVar[str] = "Attention maps"
 
@@ -153,7 +155,7 @@ class AttentionMaps(Reading):
         return f"{where}, {heads} heads: attention of {len(self.words)} tokens{pooled(self.tile)}"
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Returns a matplotlib figure, by default sized to the number of maps."""
+        """Returns a matplotlib figure of `width` x `height` inches, by default sized to the number of maps."""
         if len(self.layers) == 1:
             columns = _columns(len(self.weights[0]))
             side = min(2.6, 12 / columns)
@@ -212,11 +214,12 @@ class AttentionMaps(Reading):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SideBySide(Reading):
-    """Map of one head under a causal mask and without a mask, with equal weights. Fields as in `AttentionMap`.
+    """Attention map of one head under a causal mask, and of the same head without a mask, with equal weights. Fields as
+    in `AttentionMap`.
 
     The model was trained with one of the two: the other shows the attention of its weights, not a learned behaviour."""
 
-    title: ClassVar[str] = "Causal beside bidirectional"
+    title: ClassVar[str] = "Causal and bidirectional"
 
     layer: int
     head: int
@@ -226,7 +229,7 @@ class SideBySide(Reading):
     tile: int = 1
 
     def __str__(self) -> str:
-        said = f"layer {self.layer}, head {self.head}: causal beside bidirectional{pooled(self.tile)}"
+        said = f"layer {self.layer}, head {self.head}: causal and bidirectional{pooled(self.tile)}"
         if self.tile > 1:
             return said
         later = float(self.bidirectional.triu(1).sum() / self.bidirectional.sum())
@@ -255,7 +258,7 @@ def attention_map(
     pool: int = 512,
     words: Sequence[str] | None = None,
 ) -> AttentionMap:
-    """Returns the map of one head for tokens (1, s); pooled to at most pool x pool cells.
+    """Returns the attention map of one head for tokens (1, s); pooled to at most pool x pool cells.
 
     For a mixer without softmax (linear attention, a recurrence), its effective attention, |weight| over the largest; of
     channel `head` if it has channels (mamba). Labels are `words`, or the text of each token by `tokenizer`. Raises
@@ -275,7 +278,8 @@ def attention_map(
 def _effective(
     model: Model, tokens: Tensor, site: str, channel: int, pool: int, labels: list[str]
 ) -> tuple[Tensor, list[str], int, float]:
-    """Returns (|weights| over the largest, words, tile, the largest)."""
+    """Returns (weights, words, tile, largest) of an effective map: |weights| over the largest of them, labels, tokens
+    on each side of a cell, and that largest."""
     size = tokens.shape[1]
     tiles = Tiles(torch.empty(1, 1, 1, size), size, min(pool, size))
 
@@ -296,7 +300,8 @@ def attention_maps(
     pool: int | None = None,
     words: Sequence[str] | None = None,
 ) -> AttentionMaps:
-    """Returns the maps of all heads of one layer, or of every layer that has attention; tokens (1, s).
+    """Returns the attention maps of all heads of one layer, or for None of every layer that has attention, for tokens
+    (1, s).
 
     `pool` defaults to 256 for one layer and 64 for all. Raises RequestError as `attention_map` does."""
     tokens = one_row(model, tokens)
@@ -326,7 +331,7 @@ def side_by_side(
     pool: int = 512,
     words: Sequence[str] | None = None,
 ) -> SideBySide:
-    """Returns one head's map with every layer causal, and with every layer bidirectional; tokens (1, s).
+    """Returns one head's attention map with every layer causal, and with every layer bidirectional, for tokens (1, s).
 
         A = softmax(q k^T / sqrt(h) + M)        M_ij = -inf for j > i, and 0 everywhere
 
@@ -344,7 +349,8 @@ def side_by_side(
 
 
 def _map_of(model: Model, other: Model, tokens: Tensor, *given: Any) -> AttentionMap:
-    """Returns the map of the other model, with the edits of the first applied to it."""
+    """Returns the attention map of the model `other` for these tokens, with the present edits of `model` applied to
+    it."""
     there = sites(other)
     edits = [(there[name], edit) for name, site in sites(model).items() for edit in site.edits]
     with edit_at(edits):
@@ -352,7 +358,7 @@ def _map_of(model: Model, other: Model, tokens: Tensor, *given: Any) -> Attentio
 
 
 def seeing(model: Model, visibility: VisibilityConfig) -> Model:
-    """Returns a model with the same weights (shared, not copied) whose attention has another visibility."""
+    """Returns a model with the weights of `model` (shared, not copied) whose attention has another visibility."""
     module = eager(model)
     if module.config is None:
         raise RequestError(
@@ -385,8 +391,8 @@ def _head(model: Model, layer: int, head: int) -> int:
 
 
 def shade(ax: Any, weights: Tensor, tile: int = 1) -> Any:
-    """Draws weights 0 to 1 in blue, axes in tokens. The colour scale is a square root: a sink of 0.9 must not hide
-    0.05."""
+    """Draws a map with weights 0 to 1 in blue, with axes in tokens. The colour scale is a square root: a sink of 0.9
+    must not hide 0.05."""
     from matplotlib.colors import PowerNorm
 
     rows, columns = weights.shape
@@ -411,8 +417,8 @@ def weight_bar(figure: Any, image: Any, axes: Any, what: str = "attention weight
 
 
 def label(ax: Any, words: Sequence[str], tile: int = 1, which: str = "both", size: float | None = None) -> None:
-    """Labels queries (down) and keys (across), or one of them (`which`): by their words if legible, else by
-    position."""
+    """Labels the axis of queries (down), of keys (across), or `both`, as `which` says: by the tokens' words if legible,
+    else by position."""
     named = tile == 1 and len(words) <= style.MOST_WORDS
     if named:
         style.words(ax, words, which)
@@ -424,23 +430,24 @@ def label(ax: Any, words: Sequence[str], tile: int = 1, which: str = "both", siz
 
 
 def _columns(heads: int) -> int:
-    """Returns the columns of a grid a little wider than high, with a full last row if possible."""
+    """Returns the number of columns of a grid of `heads` pictures: a little wider than high, with a full last row if
+    possible."""
     least = math.isqrt(heads - 1) + 1
     return next((columns for columns in range(least, 2 * least) if heads % columns == 0), least)
 
 
 def pooled(tile: int) -> str:
-    """Returns the part of a title that describes a pooled map."""
+    """Returns the end of a title for a map with cells of tile x tile tokens; empty for single tokens."""
     return "" if tile == 1 else f", pooled: a cell is the largest of {tile} x {tile} tokens"
 
 
 def span(words: Sequence[str], cell: int, tile: int = 1) -> str:
-    """Returns the text of the token, or range of tokens, of a cell."""
+    """Returns the text of the token, or the range of positions, that a cell of a map covers."""
     if tile == 1:
         return f"{words[cell]!r} ({cell})"
     return f"tokens {cell * tile} to {min(len(words), (cell + 1) * tile) - 1}"
 
 
 def heaviest(row: Tensor, words: Sequence[str], tile: int = 1) -> str:
-    """Returns the cells of a row with the largest weights, as text."""
+    """Returns the cells with the largest weights of a map's row, as text with the weights."""
     return ", ".join(f"{span(words, int(i), tile)} {row[i]:.2f}" for i in row.topk(min(4, len(row))).indices)

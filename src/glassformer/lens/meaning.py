@@ -53,7 +53,7 @@ NOUNS = (
     ("farmer", "farmers"), ("teacher", "teachers"), ("doctor", "doctors"), ("singer", "singers"), ("girl", "girls"),
     ("boy", "boys"), ("dog", "dogs"), ("king", "kings"),
 )  # fmt: skip
-"""Subjects: singular, plural."""
+"""Subjects of the sentences: (singular, plural) of each noun."""
 PLACES = (
     ("door", "doors"), ("tree", "trees"), ("house", "houses"), ("car", "cars"), ("wall", "walls"), ("desk", "desks"),
 )  # fmt: skip
@@ -64,8 +64,8 @@ MEN = ("Paul", "John", "Tom", "Mark", "Peter", "Simon", "David", "James", "Rober
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MeaningScores(Reading):
-    """Kind -> (layers, heads), the mean attention from the query word to the right one, 0 to 1: `scores`. NaN if a
-    layer has no such head."""
+    """Scores of heads by meaning: kind -> (layers, heads), the mean attention from the query word to the right one, 0
+    to 1: `scores`. NaN if a layer has no such head."""
 
     title: ClassVar[str] = "Heads by meaning"
 
@@ -76,7 +76,7 @@ class MeaningScores(Reading):
     sentences: int
     """Number of sentences of each kind."""
     examples: dict[str, str]
-    """A sentence of each kind."""
+    """Kind -> one of its sentences."""
 
     def __str__(self) -> str:
         lines = [f"mean attention on {self.sentences} sentences of each kind, and its lead over the other word"]
@@ -89,7 +89,7 @@ class MeaningScores(Reading):
         return "\n".join(lines)
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Returns a matplotlib figure, by default as large as its tables need."""
+        """Returns a matplotlib figure of `width` x `height` inches, by default as large as the tables need."""
         wide, high = figure_size(next(iter(self.leads.values())), len(self.leads))
         return super().figure(width or wide, height or high)
 
@@ -104,7 +104,8 @@ class MeaningScores(Reading):
 def meaning_scores(
     model: Model, tokenizer: Tokenizer, n: int = 16, seed: int = 0, kinds: Sequence[str] = KINDS
 ) -> MeaningScores:
-    """Returns the attention to a subject, an antecedent and a comma, on `n` sentences of each kind.
+    """Returns the scores of all heads for attention to a subject, an antecedent and a comma, on `n` sentences of each
+    kind.
 
     subject      from a verb to its subject, against another noun of the other number before it
     reference    from a pronoun to the name of its gender, against the other name
@@ -141,7 +142,7 @@ def meaning_scores(
 
 
 def sentence(kind: str, row: int, draw: Random) -> Pieces:
-    """Returns a sentence of a kind, with random words; rows take the templates in turn."""
+    """Returns the pieces of a sentence of a kind, with random words; the templates take turns from row to row."""
     singular = draw.randrange(2)
     woman, man = draw.choice(WOMEN), draw.choice(MEN)
     a, b, he = (woman, man, "she") if singular else (man, woman, "he")
@@ -154,7 +155,7 @@ def sentence(kind: str, row: int, draw: Random) -> Pieces:
 
 
 def places_of(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[int], dict[str, list[int]]]:
-    """Returns the tokens of a sentence, and role -> positions of its tokens; of a query word only the last one.
+    """Returns (token ids of a sentence, role -> positions of the role's tokens); for a query word only its last token.
 
     Raises RequestError if the tokenizer joins marked words with their neighbours."""
     texts = list(accumulate(text for text, _ in pieces))
@@ -176,7 +177,8 @@ def places_of(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[int], dict[str
 
 @torch.no_grad()
 def read(model: Model, tokenizer: Tokenizer, pieces: Pieces, layers: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-    """Returns role -> layer -> (heads,), the mean attention of a sentence's queries to all tokens of a role."""
+    """Returns role -> layer -> (heads,): the mean attention that the queries of a sentence give to all tokens of the
+    role together."""
     ids, places = places_of(tokenizer, pieces)
     looks = {at: Attended(places) for at in layers}
     named = {f"layers.{at}.mixer.pattern": look for at, look in looks.items()}
@@ -188,7 +190,8 @@ def read(model: Model, tokenizer: Tokenizer, pieces: Pieces, layers: Sequence[in
 
 
 class Attended:
-    """Observer of a pattern that keeps the attention of some queries to the tokens of each role: role -> (heads,)."""
+    """Observer of a pattern that keeps the attention that some queries give to the tokens of each role: role ->
+    (heads,)."""
 
     def __init__(self, places: dict[str, list[int]]):
         self.places = places

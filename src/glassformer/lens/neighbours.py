@@ -19,13 +19,13 @@ from glassformer.lens.reading import Reading
 from glassformer.model import Model
 
 CHUNK = 8192
-"""Rows of the vocabulary that are compared at once."""
+"""Number of rows of the vocabulary that are compared at once."""
 Measure = Literal["cosine", "dot", "distance"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Neighbours(Reading):
-    """The k nearest neighbours of each of m tokens, nearest first: ids (m, k), closeness (m, k), and words."""
+    """Nearest k neighbours of each of m tokens, nearest first: ids (m, k), closeness (m, k), and words."""
 
     title: ClassVar[str] = "Nearest tokens"
 
@@ -45,7 +45,7 @@ class Neighbours(Reading):
         return "\n".join(lines)
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Returns a matplotlib figure, by default as large as its table needs."""
+        """Returns a matplotlib figure of `width` x `height` inches, by default as large as the table needs."""
         return super().figure(width or 1.2 + 0.8 * self.ids.shape[1], height or 1.0 + 0.36 * len(self.tokens))
 
     def draw(self, figure: Any) -> None:
@@ -85,7 +85,7 @@ def embedding_neighbours(
 
 
 def table_for(model: Model, of: str) -> Float[Tensor, "v d"]:
-    """Returns a row for each token: of the embedding, or of the head, which may be the same."""
+    """Returns a table (v, d) with a row for each token: the embedding, or the head, which may be the same."""
     whole = eager(model)
     if of == "embedding":
         return whole.embedding.applied().detach()

@@ -13,14 +13,14 @@ from glassformer.model import Model
 from glassformer.parts.core.running import Edit
 
 Metric = Callable[[Tensor], Tensor]
-"""Function metric(logits (b, s, v)) -> a number, or one for each row."""
+"""Function of logits (b, s, v); returns a number, or one for each row."""
 OnPass = Callable[[int, int], None]
-"""Function progress(done, of)."""
+"""Function of (passes done, number of passes), called after each pass."""
 Measure = Callable[[Tensor, int], Tensor]
-"""Function measure(tokens of all copies, number of copies) -> (copies,)."""
+"""Function of (tokens of all copies, number of copies); returns a number for each copy, (copies,)."""
 
 Change = tuple[str, Edit]
-"""One edit: (site, f)."""
+"""One edit of a model: (site, function of the site's value)."""
 
 SAME: Change = ("embed", lambda x: x)
 """Identity change, for the unedited model."""
@@ -29,7 +29,7 @@ LOGITS_PER_PASS = 1 << 26
 
 
 def by_loss(model: Model) -> Measure:
-    """Returns the measure of mean cross-entropy per copy, in nats."""
+    """Returns a measure of each copy: the mean cross-entropy in nats."""
 
     def measure(tokens: Tensor, copies: int) -> Tensor:
         losses = eager(model).loss(tokens[:, :-1], tokens[:, 1:], reduction="none")
@@ -39,7 +39,7 @@ def by_loss(model: Model) -> Measure:
 
 
 def by_metric(model: Model, metric: Metric) -> Measure:
-    """Returns the measure of `metric` per copy, the mean over rows."""
+    """Returns a measure of each copy: the mean over its rows of `metric(logits)`."""
 
     def measure(tokens: Tensor, copies: int) -> Tensor:
         logits = eager(model)(tokens)
@@ -49,7 +49,8 @@ def by_metric(model: Model, metric: Metric) -> Measure:
 
 
 def number(given: object, rows: int) -> Tensor:
-    """Returns a metric's number, () fp64, or the mean of one for each row. Raises RequestError for any other result."""
+    """Returns the result of a metric as () fp64: the number, or the mean of one for each row. Raises RequestError for
+    any other result."""
     try:
         found = torch.as_tensor(given, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
@@ -72,7 +73,7 @@ def outcomes(
     measure: Measure,
     progress: OnPass | None = None,
 ) -> Tensor:
-    """Returns (len(changes),) fp64: `measure` of the model on tokens (b, s) with each change (site, f) separately.
+    """Returns (len(changes),) fp64: the measure of the model on tokens (b, s) under each change (site, f) separately.
 
     Copies share a pass up to 4,096 tokens or 64 Mi logits together; f gets the b rows of its copy."""
     b, s = tokens.shape

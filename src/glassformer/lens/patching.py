@@ -32,7 +32,7 @@ from glassformer.text import Tokenizer
 
 STREAM = ("resid_pre", "mixer.out", "ffn.out")
 LEAST = 1e-6
-"""Least relative difference between the metrics of both runs."""
+"""Smallest relative difference between the metrics of both runs at which patching is possible."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,11 +46,11 @@ class ActivationPatching(Reading):
 
     grids: dict[str, Float[Tensor, "l p"]]
     clean: float
-    """Metric of the clean run."""
+    """Value of the metric in the clean run."""
     corrupt: float
     positions: list[int]
     labels: list[str]
-    """Word at each of these positions."""
+    """Words at the patched positions."""
     by_head: list[str]
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class ActivationPatching(Reading):
         return f"layer {layer} {where} {value:+.2f}"
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Returns a matplotlib figure, by default as large as its grids need."""
+        """Returns a matplotlib figure of `width` x `height` inches, by default as large as the grids need."""
         layers = next(iter(self.grids.values())).shape[0]
         columns = sum(max(grid.shape[1], 10) for grid in self.grids.values())
         wide, high = min(16.0, max(5.0, 0.2 * columns + 1.6)), min(10.0, max(3.5, 0.17 * layers + 1.8))
@@ -97,7 +97,8 @@ def activation_patching(
     labels: Sequence[str] | None = None,
     progress: OnPass | None = None,
 ) -> ActivationPatching:
-    """Patches every site of every layer of the run on `corrupt` at one position with the value of the run on `clean`.
+    """Returns how much of the clean answer each patch restores: every site of every layer of the run on `corrupt` is
+    given, at one position at a time, the value of the run on `clean`.
 
         (metric(patched) - metric(corrupt)) / (metric(clean) - metric(corrupt))
 
@@ -164,23 +165,24 @@ def activation_patching(
 
 @dataclass(frozen=True, eq=False)
 class IndirectObject:
-    """n pairs of sentences in which two people meet and one of them gives the other something (Wang et al. 2022,
-    2211.00593). The clean one ends "... Paul handed the basket to", with the answer Anna; the corrupt one differs in a
-    single token, "... Anna handed the basket to", with the answer Paul."""
+    """Data of the indirect-object task: n pairs of sentences in which two people meet and one of them gives the other
+    something (Wang et al. 2022, 2211.00593). The clean one ends "... Paul handed the basket to", with the answer Anna;
+    the corrupt one differs in a single token, "... Anna handed the basket to", with the answer Paul."""
 
     clean: Int[Tensor, "n s"]
     corrupt: Int[Tensor, "n s"]
     answers: Int[Tensor, " n"]
-    """Correct token after each clean sentence."""
+    """Ids (n,) of the correct token after each clean sentence."""
     wrong: Int[Tensor, " n"]
-    """Correct token after each corrupt sentence."""
+    """Ids (n,) of the correct token after each corrupt sentence, a wrong answer after the clean one."""
     prompts: list[str]
-    """The clean sentences."""
+    """Texts of the clean sentences."""
     labels: list[str]
-    """Word at each position; where the sentences differ, its role."""
+    """Words at the positions; at positions where the sentences differ, a role."""
 
     def metric(self, logits: Float[Tensor, "n s v"]) -> Float[Tensor, " n"]:
-        """Returns logit(answer) - logit(wrong) after each sentence: positive for a correct prediction."""
+        """Returns logit(answer) - logit(wrong) after each sentence, (n,), of logits (n, s, v): positive for a correct
+        prediction."""
         last, row = logits[:, -1], torch.arange(len(logits), device=logits.device)
         return last[row, self.answers.to(last.device)] - last[row, self.wrong.to(last.device)]
 
@@ -189,7 +191,7 @@ SENTENCES = (
     "When {a} and {b} came back from the {place}, {giver} handed the {thing} to",
     "As soon as {a} and {b} had left the {place}, {giver} lent a {thing} to",
     "Because {a} and {b} were tired after the long day at the {place}, {giver} brought a {thing} to",
-    "The evening that {a} and {b} were alone in the {place}, {giver} showed the {thing} to",
+    "The evening that {a} and {b} met in the {place}, {giver} showed the {thing} to",
 )
 NAMES = (
     "Anna", "Paul", "Mary", "John", "Tom", "Kate", "Mark", "Laura", "Peter", "Alice", "Simon", "Jane", "David",
@@ -210,8 +212,9 @@ LABELS = {"a": "[first]", "b": "[second]", "giver": "[giver]", "place": "[place]
 
 
 def indirect_object(tokenizer: Tokenizer, n: int = 16, seed: int = 0, sentence: int = 0) -> IndirectObject:
-    """Returns n sentences of one of four forms (`sentence`), with names, places and things that `tokenizer` encodes as
-    one token each, so that all are equally long. Every second one names the giver first.
+    """Returns the data of the indirect-object task: n sentences of one of four forms (`sentence`), with names, places
+    and things that `tokenizer` encodes as one token each, so that all are equally long. Every second one names the
+    giver first.
 
     Raises RequestError if the tokenizer splits words (bytes, characters, a small vocabulary)."""
     check_whole("n", n)
@@ -255,7 +258,7 @@ def indirect_object(tokenizer: Tokenizer, n: int = 16, seed: int = 0, sentence: 
 
 
 def _single_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> dict[str, int]:
-    """Returns the ids of the words that are one token after a space."""
+    """Returns {word: token id} for those of the words that are one token after a space."""
     before = tokenizer.encode(" to").tolist()
     found = {word: tokenizer.encode(f" to {word}").tolist() for word in words}
     return {

@@ -23,8 +23,9 @@ LARGEST_TABLE = 1 << 28
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionPicture(Reading):
-    """Encoding -> name -> Plot, as the part returns them for a text of `length` tokens: `plots`. `where`: encoding ->
-    layers, [] for one that is added to the embedding; layers without one are "none"."""
+    """Plots of a model's position encodings: encoding -> name -> Plot, as the part returns them for a text of `length`
+    tokens: `plots`. `where`: encoding -> layers, [] for one that is added to the embedding; layers without one are
+    "none"."""
 
     title: ClassVar[str] = "Position encodings"
 
@@ -43,7 +44,7 @@ class PositionPicture(Reading):
         return {"length": self.length, "where": self.where, "plots": plain(plots)}
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Returns a matplotlib figure, by default as large as its plots need."""
+        """Returns a matplotlib figure of `width` x `height` inches, by default as large as the plots need."""
         columns = max(len(some) for some in self.plots.values())
         return super().figure(width or 3.7 * columns, height or 3.1 * len(self.plots))
 
@@ -60,7 +61,7 @@ class PositionPicture(Reading):
 
 
 def draw_plot(ax: Any, plot: Plot) -> None:
-    """Draws lines, or colours if the plot names no lines; unevenly spaced points have a logarithmic axis."""
+    """Draws a plot as lines, or as colours if it names no lines; unevenly spaced points have a logarithmic axis."""
     ax.set_xlabel(plot.x)
     ax.set_ylabel(plot.y)
     style.whole_ticks(ax, "x")
@@ -141,7 +142,7 @@ def position_picture(model: Model | ModelConfig, length: int | None = None) -> P
 
 
 def drawn_from(config: ModelConfig) -> Model:
-    """Returns the model on the meta device, with weights for its positions only."""
+    """Returns the model of a config on the meta device, with values only for the weights of its positions."""
     model = config.outline()
     position: Any = model.embedding.position
     if position is not None and (values := sum(p.numel() for p in position.parameters())):

@@ -34,17 +34,18 @@ class Reading:
         return f"{type(self).__name__}({first})"
 
     def draw(self, figure: Any) -> None:
-        """Draws the reading on a matplotlib figure."""
+        """Draws this reading on an empty matplotlib figure."""
         raise NotImplementedError
 
     def figure(self, width: float = 7.0, height: float = 4.5) -> Any:
-        """Returns a matplotlib figure of `width` x `height` inches. Raises RequestError without matplotlib."""
+        """Returns a matplotlib figure of this reading, of `width` x `height` inches. Raises RequestError without
+        matplotlib."""
         made = blank(width, height)
         self.draw(made)
         return made
 
     def save(self, path: str | Path) -> None:
-        """Saves the figure as .png, .svg, .pdf or another format of matplotlib, by the suffix.
+        """Saves the figure of this reading as .png, .svg, .pdf or another format of matplotlib, by the suffix.
 
         Raises RequestError for an unknown suffix and a missing folder, WorkError if the disk fails."""
         path, figure = Path(path), self.figure()
@@ -74,7 +75,7 @@ class Reading:
 
 
 def blank(width: float, height: float) -> Any:
-    """Returns an empty matplotlib figure without a window."""
+    """Returns an empty matplotlib figure of `width` x `height` inches, without a window."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -86,7 +87,7 @@ def blank(width: float, height: float) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Returns tensors as nested lists, other values as plain JSON, with null for numbers that are not finite."""
+    """Returns the value as plain JSON: tensors as nested lists, with null for numbers that are not finite."""
     if isinstance(value, Tensor):
         value = value.detach().to("cpu", torch.float64 if value.is_floating_point() else None).tolist()
     if isinstance(value, float):

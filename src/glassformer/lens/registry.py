@@ -47,13 +47,14 @@ from glassformer.text import OnProgress, Tokenizer
 REPEATED, PAIRS, NEIGHBOURS, MOST_WORDS = 50, 2, 6, 12
 PATCHING = "activation_patching"
 ABLATED = 256
-"""Tokens at the end of the text on which every head is ablated: each pass covers only a few heads."""
+"""Number of tokens at the end of the text on which every head is ablated, a limit because each pass covers only a few
+heads."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReadingInputs:
-    """A model and a text, tokens (1, s), with its inspection; `against` (1, s) is another text, into which the values
-    of this one are patched."""
+    """Inputs of readings: a model and a text, tokens (1, s), with its inspection. `against` (1, s) is another text,
+    into which the values of this one are patched; None without one."""
 
     model: Model
     tokens: Tensor
@@ -64,7 +65,7 @@ class ReadingInputs:
 
     @property
     def head(self) -> tuple[int, int]:
-        """(layer, head) of the head with the most content-dependent attention, according to the inspection."""
+        """Tuple (layer, head) of the head with the most content-dependent attention, according to the inspection."""
         found = self.seen.notable(1)["elsewhere"] or list(self.seen.heads[:1])
         return (found[0].layer, found[0].head) if found else (0, 0)
 
@@ -74,8 +75,8 @@ def _side_by_side(q: ReadingInputs) -> Reading:
 
 
 def _patching(q: ReadingInputs) -> Reading:
-    """Returns activation patching between the text and the other one: the logit of the first's continuation minus the
-    second's. Without another text, of the indirect-object task."""
+    """Returns activation patching between the text and `against`: the metric is the logit of the first's continuation
+    minus that of the second's. Without another text, patching of the indirect-object task."""
     if q.against is None:
         task = indirect_object(q.tokenizer, n=PAIRS)
         return activation_patching(
@@ -98,7 +99,7 @@ def _patching(q: ReadingInputs) -> Reading:
 
 @torch.no_grad()
 def _follows(model: Model, tokens: Tensor) -> int:
-    """Returns the model's next token after a text."""
+    """Returns the id of the token that the model finds most likely after a text."""
     module = eager(model)
     with at_rest(model):
         return int(module.unembed(module.hidden_states(tokens)[:, -1:]).argmax())
@@ -130,19 +131,19 @@ READINGS: dict[str, Callable[[ReadingInputs], Reading]] = {
     "embedding_neighbours": _neighbours,
     "expert_routing": lambda q: expert_routing(q.model, q.tokens, tokenizer=q.tokenizer),
 }
-"""Name of the function in `gf.lens` -> function from inputs to its reading."""
+"""Name of a function in `gf.lens` -> function that computes its reading from the inputs."""
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """Returns the names of readings without duplicates, with `ALL` replaced by all of them. Raises RequestError for an
-    unknown name."""
+    """Returns the requested names of readings without duplicates, with `ALL` replaced by the names of all readings.
+    Raises RequestError for an unknown name."""
     for name in names:
         check_reading(name)
     return list(READINGS) if ALL_READINGS in names else list(dict.fromkeys(names))
 
 
 def ask(names: Sequence[str], inputs: ReadingInputs, progress: OnProgress) -> Iterator[tuple[str, Reading | str]]:
-    """Yields each name with its reading, or with the reason why this model or text cannot have it."""
+    """Yields (name, reading) for each name, or (name, reason) if this model or text cannot have the reading."""
     for name in names:
         try:
             yield name, READINGS[name](replace(inputs, progress=partial(progress, name)))
@@ -157,15 +158,15 @@ _ABLATED: dict[str | None, Callable[..., dict[str, Edit]]] = {
 
 
 def ablation(named: str) -> dict[str, Edit]:
-    """Returns the edit that removes a component: layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3 and neurons
-    or experts in the same way. Raises RequestError for a name of another kind."""
+    """Returns the edit that removes the component `named`: layers.2, layers.2.mixer, layers.2.ffn, layers.2.heads.1,3
+    and neurons or experts in the same way. Raises RequestError for a name of another kind."""
     layer, part, indices = ablated_part(named)
     return _ABLATED[part](layer, *([indices] if indices else []))
 
 
 def check_edits(config: ModelConfig, edits: Sequence[Mapping[str, Edit]]) -> None:
-    """Raises RequestError for an edit of a layer, head, unit or expert that a model lacks, before it has weights: its
-    outline reads two tokens with the edits."""
+    """Raises RequestError for an edit of a layer, head, unit or expert that a model of this config lacks, before the
+    model has weights: its outline reads two tokens with the edits."""
     outline, tokens = config.outline(), torch.zeros(1, 2, dtype=torch.long, device="meta")
     with ExitStack() as edited, torch.no_grad():
         for one in edits:

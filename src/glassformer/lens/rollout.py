@@ -26,8 +26,8 @@ from glassformer.model import Model
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rollout(Reading):
-    """Rollout of a text. `flow` (l, S, T): layers, positions, input tokens; every row of a layer sums to one. With
-    `tile` > 1 a cell is the largest of tile x tile tokens. `last` (l, s) is the row of the last position, never
+    """Attention rollout of a text. `flow` (l, S, T): layers, positions, input tokens; every row of a layer sums to one.
+    With `tile` > 1 a cell is the largest of tile x tile tokens. `last` (l, s) is the row of the last position, never
     pooled."""
 
     title: ClassVar[str] = "Attention rollout"
@@ -62,7 +62,7 @@ class Rollout(Reading):
 def attention_rollout(
     model: Model, tokens: Tensor, tokenizer: Any = None, pool: int = 512, words: Sequence[str] | None = None
 ) -> Rollout:
-    """Returns the rollout of tokens (1, s) through every layer; kept at most pool x pool.
+    """Returns the attention rollout of tokens (1, s) through every layer; kept at most pool x pool.
 
     One pass of the model, 8 s^2 bytes. Raises RequestError for a layer without attention, a token outside the
     vocabulary and more than one row."""
@@ -77,7 +77,8 @@ def attention_rollout(
 
 
 class _Rolling:
-    """Observer of every layer's pattern, lowest first, by blocks of queries: R_l from R_{l-1}."""
+    """Observer of the patterns of all layers, lowest first, by blocks of queries, that computes the rollout R_l from
+    R_{l-1}."""
 
     def __init__(self, flow: Tensor, pool: int):
         self.flow, self.pool = flow, pool

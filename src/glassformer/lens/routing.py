@@ -21,15 +21,15 @@ from glassformer.lens.tables import draw_table, figure_size, table_of
 from glassformer.model import Model
 
 SHOWN = 6
-"""Most tokens shown for each expert."""
+"""Largest number of tokens shown for each expert."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExpertRouting(Reading):
-    """Routing of a text. `load` (l, e), the share of assignments of each expert, 1/e if balanced; `entropy` (l,), of
-    the router over log e; `violation` (l,), MaxVio; over all rows, NaN for a layer without experts. Of row 0 at
-    `layer`: `weights` (s, e), the weight of each expert at each token, 0 if it was not chosen, and the tokens'
-    `words`."""
+    """Routing of a text's tokens to experts. `load` (l, e), the share of assignments of each expert, 1/e if balanced;
+    `entropy` (l,), of the router over log e; `violation` (l,), MaxVio; over all rows, NaN for a layer without experts.
+    Of row 0 at `layer`: `weights` (s, e), the weight of each expert at each token, 0 if it was not chosen, and the
+    tokens' `words`."""
 
     title: ClassVar[str] = "Expert routing"
 
@@ -41,7 +41,8 @@ class ExpertRouting(Reading):
     layer: int
 
     def favourites(self, expert: int) -> list[str]:
-        """Returns the tokens for which the expert has the largest weight of all experts, by falling weight."""
+        """Returns the words of the tokens for which this expert has the largest weight of all experts, by falling
+        weight."""
         ranked = self.weights[:, expert].argsort(descending=True, stable=True).tolist()
         words = [self.words[at] for at in ranked if self.weights[at, expert] > 0]
         return list(dict.fromkeys(words))

@@ -20,9 +20,9 @@ from glassformer.parts.precision import exact
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenSimilarity(Reading):
-    """Similarity of tokens. `rho` and `mu` (layers + 1,) by depth: 0 after the embedding, i after layer i - 1; means
-    over rows. `cosines` (T, T) at `depth`, of row 0; with `tile` > 1 a cell is the mean over tile x tile pairs of
-    tokens."""
+    """Similarity of the tokens of a text in the stream. `rho` and `mu` (layers + 1,) by depth: 0 after the embedding, i
+    after layer i - 1; means over rows. `cosines` (T, T) at `depth`, of row 0; with `tile` > 1 a cell is the mean over
+    tile x tile pairs of tokens."""
 
     title: ClassVar[str] = "Token similarity"
 

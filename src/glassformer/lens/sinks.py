@@ -25,24 +25,24 @@ from glassformer.parts.visibility import Visibility
 ABOVE = 0.3
 """Mass on the first token above which Gu et al. 2024 (2410.10781) call a head a sink."""
 QUERIES = 1024
-"""Queries whose visible keys are counted at once."""
+"""Number of queries whose visible keys are counted at once."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionSinks(Reading):
-    """Mean attention to the first token: `mass` (layers, heads). NaN if a layer has no such head."""
+    """Mean attention of heads to the first token: `mass` (layers, heads). NaN if a layer has no such head."""
 
     title: ClassVar[str] = "Attention sinks"
 
     mass: Float[Tensor, "l n"]
     length: int
     uniform: Float[Tensor, " l"]
-    """Mass of uniform attention in each layer: (1/T) Σ_i [i attends to 0] / number of keys that i attends to. Causal it
-    is H_T / T, the mean of 1/i; bidirectional 1 / T."""
+    """Mass (layers,) that uniform attention would give to the first token: (1/T) Σ_i [i attends to 0] / number of keys
+    that i attends to. Causal it is H_T / T, the mean of 1/i; bidirectional 1 / T."""
 
     @property
     def rate(self) -> float:
-        """Share of heads with a mass of more than 0.3."""
+        """Sink rate: the share of heads whose mass is above 0.3."""
         known = self.mass[~self.mass.isnan()]
         return float((known > ABOVE).double().mean())
 
@@ -58,7 +58,7 @@ class AttentionSinks(Reading):
         return super().to_dict() | {"rate": self.rate}
 
     def figure(self, width: float | None = None, height: float | None = None) -> Any:
-        """Returns a matplotlib figure, by default as large as its table needs."""
+        """Returns a matplotlib figure of `width` x `height` inches, by default as large as the table needs."""
         wide, high = figure_size(self.mass)
         return super().figure(width or wide, height or high)
 
@@ -68,8 +68,8 @@ class AttentionSinks(Reading):
 
 
 def attention_sinks(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionSinks:
-    """Returns Σ_i A_i0 / T of every head, over the queries i of all rows of tokens (b, T); the first query counts with
-    1.
+    """Returns every head's mean attention to the first token, Σ_i A_i0 / T, over the queries i of all rows of tokens
+    (b, T); the first query counts with 1.
 
     Xiao et al. 2023, 2309.17453; Gu et al. 2024, 2410.10781, whose sink rate is the share of heads above 0.3 at T = 64:
     shorter texts give more, as there are fewer keys (`uniform`). Sinks are healthy; a window that drops the first
@@ -89,8 +89,8 @@ def attention_sinks(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionSinks:
 
 
 def evenly(visibility: Visibility, length: int, value: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """Returns the mean of `value(queries (r, 1), keys (t,))` for uniform attention of `length` queries: each gives all
-    its visible keys equal weight."""
+    """Returns the mean of `value(queries (r, 1), keys (t,))` under uniform attention of `length` queries, each giving
+    all its visible keys equal weight."""
     keys, one = torch.arange(length), torch.tensor(0)
     means = []
     for part in keys.split(QUERIES):
@@ -102,7 +102,7 @@ def evenly(visibility: Visibility, length: int, value: Callable[[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class MassiveActivation:
-    """One element of the stream at a depth: 0 after the embedding, i after layer i - 1."""
+    """Massive activation: one element of the stream at a depth, 0 after the embedding, i after layer i - 1."""
 
     depth: int
     row: int
@@ -110,13 +110,13 @@ class MassiveActivation:
     dimension: int
     value: float
     ratio: float
-    """|value| over the median of its hidden state."""
+    """Ratio of |value| to the median |x| of the hidden state that has this element."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MassiveActivations(Reading):
-    """Massive activations of a text: `found`, largest first. `largest` (depths, 3) and `median` (depths,) of |x|, means
-    over rows."""
+    """Massive activations of a text: `found`, largest first. `largest` (depths, 3), the three largest |x|, and `median`
+    (depths,) of |x|, are means over rows."""
 
     title: ClassVar[str] = "Massive activations"
 
@@ -144,7 +144,7 @@ class MassiveActivations(Reading):
 
     def draw(self, figure: Any) -> None:
         dimensions = sorted({one.dimension for one in self.found})
-        said = f"massive in dimensions {_few(dimensions)}" if dimensions else "none is massive"
+        said = f"massive in dimensions {_few(dimensions)}" if dimensions else "no massive activation"
         ax = style.axes(figure, title=f"Magnitudes of the stream: {said}", x="depth (0: embedding)", y="|x|")
         depths = range(len(self.median))
         for rank, values in enumerate(self.largest.T):
@@ -158,8 +158,9 @@ class MassiveActivations(Reading):
 
 
 def massive_activations(model: Model, tokens: Int[Tensor, "b s"]) -> MassiveActivations:
-    """Returns the elements with |x| > 100 and |x| >= 1,000 times the median |x| of their hidden state (all tokens of a
-    row), after the embedding and after every layer. Sun et al. 2024, 2402.17762, section 2.
+    """Returns the massive activations of a text: elements with |x| > 100 and |x| >= 1,000 times the median |x| of their
+    hidden state (all tokens of a row), after the embedding and after every layer. Sun et al. 2024, 2402.17762, section
+    2.
 
     In trained models a few fixed dimensions of the first token, or of a separator, have them from an early layer to the
     last but one; heads with sinks attend to that token. They make activations hard to quantise."""

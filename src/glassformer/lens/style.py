@@ -18,7 +18,7 @@ from glassformer.lens.page.words import visible
 PAPER, INK, MUTED, RULE, LINE = "#fdfdfb", "#1a1e24", "#59626d", "#b5bac0", "#dfe1e0"
 COLOURS = ("#0b62a8", "#b34700", "#0a7556", "#9b3d80", "#7d5c00", "#454c56", "#bf2848", "#5b4bc4")
 BLUES = ("#fdfdfb", "#cfe3f4", "#7db4e0", "#2f7fc1", "#0b4f8a", "#062a4d")
-"""Colours from zero to large values."""
+"""Colours from zero, white, to large values, dark blue."""
 BOTH_WAYS = ("#6e2500", "#b34700", "#eda06c", "#fdfdfb", "#7db4e0", "#0b62a8", "#06335c")
 """Colours from negative, orange, through zero to positive, blue."""
 MOST_WORDS = 40
@@ -27,8 +27,8 @@ MOST_WORDS = 40
 def axes(
     figure: Any, rows: int = 1, columns: int = 1, *, title: str = "", x: str = "", y: str = "", **layout: Any
 ) -> Any:
-    """Returns plots on `figure`: one, or an array (rows, columns) of them with `title` over all. `layout` is passed to
-    subplots."""
+    """Returns the axes of one plot on `figure`, or an array (rows, columns) of axes with `title` over all. `layout` is
+    passed to matplotlib's subplots."""
     figure.set_facecolor(PAPER)
     made = figure.subplots(rows, columns, squeeze=False, **layout)
     for ax in made.flat:
@@ -51,7 +51,7 @@ def axes(
 
 
 def colour_map(signed: bool = False) -> Any:
-    """Returns the colour map of magnitudes, or of values of both signs; NaN is grey."""
+    """Returns the matplotlib colour map of magnitudes, or with `signed` of values of both signs; NaN is grey."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("glass", BOTH_WAYS if signed else BLUES).with_extremes(bad=LINE)
@@ -68,7 +68,8 @@ def heat(
     bar: bool = True,
     **image: Any,
 ) -> Any:
-    """Draws `values` (rows, columns) as colours, row 0 on top, with a colour bar. `signed` centres them at 0.
+    """Draws `values` (rows, columns) as colours, row 0 on top, with a colour bar, and returns the image. `signed`
+    centres them at 0.
 
     The range is that of the finite values, from 0 if they are not negative, unless `low` and `high` are given."""
     shown = values.detach().float().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values, dtype=float)
@@ -105,13 +106,13 @@ def mesh(ax: Any, x: Tensor, values: Tensor, *, label: str = "", bar: bool = Tru
 
 
 def whole_ticks(ax: Any, which: str) -> None:
-    """Sets ticks along "x" or "y" at integers only: layers, heads, positions."""
+    """Sets the ticks of the "x" or "y" axis at integers only: layers, heads, positions."""
     axis = ax.xaxis if which == "x" else ax.yaxis
     axis.get_major_locator().set_params(integer=True)
 
 
 def words(ax: Any, given: Sequence[str], which: str = "both") -> None:
-    """Sets tokens as tick labels along "x", "y" or "both"; of many, every n-th."""
+    """Sets tokens as tick labels of the "x" axis, the "y" axis or "both"; of many tokens every n-th."""
     step = -(-len(given) // MOST_WORDS)
     at = range(0, len(given), step)
     shown, size = [legible(given[i]) for i in at], 8 if len(at) <= 24 else 6
@@ -129,12 +130,12 @@ def legible(token: str, most: int = 14) -> str:
 
 
 def legend(ax: Any, **given: Any) -> None:
-    """Draws the legend, without a frame."""
+    """Draws the legend of the plot, without a frame."""
     ax.legend(**{"frameon": False, "fontsize": 8, "labelcolor": INK} | given)
 
 
 def line(ax: Any, at: float, said: str = "", along: str = "y") -> None:
-    """Draws a dashed reference line at a value along "y" or "x", with its meaning."""
+    """Draws a dashed reference line at the value `at` of the "y" or "x" axis, with the label `said`."""
     draw = ax.axhline if along == "y" else ax.axvline
     draw(at, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
     behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8}

@@ -16,8 +16,8 @@ from glassformer.model import Model
 
 
 def heads_of(model: Model, site: str) -> list[int]:
-    """Returns the number of heads of each layer at `mixer.z` or `mixer.pattern`, 0 for a layer without such a site, or
-    without heads. Raises RequestError if all are 0."""
+    """Returns the number of heads of each layer at the site `mixer.z` or `mixer.pattern`, 0 for a layer without such a
+    site, or without heads. Raises RequestError if all are 0."""
     known, layers = sites(model), eager(model).layers
     heads = [layer.mixer.heads for layer in layers]
     counts = [one.n_heads if one and f"layers.{at}.{site}" in known else 0 for at, one in enumerate(heads)]
@@ -29,7 +29,8 @@ def heads_of(model: Model, site: str) -> list[int]:
 
 
 def table_of(rows: Sequence[Tensor | None]) -> Tensor:
-    """Returns (layers, heads) fp64 of each layer's (heads,); NaN if a layer has no such head."""
+    """Returns a table (layers, heads) fp64 of each layer's values (heads,), None for a layer without any; NaN if a
+    layer has no such head."""
     known = [row.cpu().double() for row in rows if row is not None]
     table = torch.full((len(rows), max(len(row) for row in known)), math.nan, dtype=torch.float64)
     for at, row in enumerate(rows):
@@ -39,7 +40,8 @@ def table_of(rows: Sequence[Tensor | None]) -> Tensor:
 
 
 def attention_table(rows: Sequence[Tensor | None]) -> Tensor:
-    """Returns `table_of` measurements of attention. Raises WorkError if one is NaN."""
+    """Returns a table (layers, heads) of measurements of attention, as `table_of`. Raises WorkError if a measurement is
+    NaN."""
     for at, row in enumerate(rows):
         if row is not None and not row.isfinite().all():
             raise WorkError(
@@ -49,20 +51,21 @@ def attention_table(rows: Sequence[Tensor | None]) -> Tensor:
 
 
 def strongest(table: Tensor, count: int, signed: bool = False) -> list[tuple[int, int, float]]:
-    """Returns (layer, head, value) of the `count` largest values, or of those farthest from 0."""
+    """Returns (layer, head, value) of the `count` largest values of a table, or with `signed` of those farthest from
+    0."""
     ranked = (table.abs() if signed else table).nan_to_num(nan=-math.inf).flatten().argsort(descending=True)
     places = [divmod(flat, table.shape[1]) for flat in ranked[:count].tolist()]
     return [(layer, head, float(table[layer, head])) for layer, head in places if not table[layer, head].isnan()]
 
 
 def figure_size(table: Tensor, tables: int = 1) -> tuple[float, float]:
-    """Returns the inches that `tables` of these tables need in a row."""
+    """Returns the (width, height) in inches that `tables` such tables need in a row."""
     layers, heads = table.shape
     return min(16.0, tables * max(2.2, 0.22 * heads) + 2.2), min(10.0, max(3.0, 0.2 * layers + 1.0))
 
 
 def draw_table(ax: Any, table: Tensor, **heat: Any) -> Any:
-    """Draws the table as colours, with integers along its sides."""
+    """Draws a table as colours, with integers along its sides, and returns the image."""
     from matplotlib.ticker import MaxNLocator
 
     drawn = style.heat(ax, table, **heat)

@@ -18,18 +18,19 @@ from glassformer.units import plural
 
 SHOWN_TOKENS, SHOWN_DEPTHS, SHOWN_HEADS, SHOWN_WORDS = 240, 12, 3, 3
 WARM = ("", "black on #fbe4d0", "black on #f7c69c", "black on #ee9d59", "black on #dd7422")
-"""Colours of surprisal, from zero to that of a uniform guess."""
+"""Terminal styles for levels of surprisal, from zero to that of a uniform guess."""
 COLUMNS = (
     "entropy: 0 if a head reads one token, 1 if all alike; first, before, itself: its mean weight on these tokens; "
     "logit: its largest score"
 )
 """Caption of the table of heads."""
 HEADED = re.compile(r"""(?:((?:'[^']*'|"[^"]*"|[^'"])*?): )?(.*)""")
-"""`layer 3: ...`; colons within quotes do not count."""
+"""Pattern of a line such as `layer 3: ...`, which separates its head; colons within quotes do not count."""
 
 
 def inspection_lines(seen: Inspected) -> Iterator[str | RenderableType]:
-    """Yields the loss, the text coloured by surprisal, and tables of heads, cross-attention and predictions."""
+    """Yields the output of an inspection: the loss, the text coloured by surprisal, and tables of heads,
+    cross-attention and predictions."""
     facts = [
         f"{seen.name}{'' if seen.trained else ' (random weights)'}: {short(seen.parameters)} parameters",
         plural(len(seen.ids), "token"),
@@ -51,7 +52,8 @@ def inspection_lines(seen: Inspected) -> Iterator[str | RenderableType]:
 
 
 def reading_lines(name: str, reading: Reading | str, figure: Path | None = None) -> Iterator[str | RenderableType]:
-    """Yields the first line of a reading and a table of the others; or the reason why the model cannot give it."""
+    """Yields the output of a reading: its first line and a table of the others; or the reason why the model cannot give
+    it. `figure`: file of its figure, if one was written."""
     first, *lines = map(one_line, str(reading).splitlines() if isinstance(reading, Reading) else [reading])
     yield Text(f"\n{name}: ", style="bold").append(first, style="not bold")
     table = bare()
@@ -65,7 +67,7 @@ def reading_lines(name: str, reading: Reading | str, figure: Path | None = None)
 
 
 def coloured(seen: Inspected) -> Text:
-    """Returns the text, the background of each token as warm as its surprisal."""
+    """Returns the inspected text, the background of each token as warm as its surprisal."""
     line, most = Text(), math.log(max(seen.vocab_size, 2))
     for word, loss in zip(seen.words[:SHOWN_TOKENS], seen.loss.tolist(), strict=False):
         level = min(int(len(WARM) * max(loss, 0.0) / most), len(WARM) - 1) if math.isfinite(loss) else 0
@@ -78,23 +80,24 @@ def coloured(seen: Inspected) -> Text:
 
 
 def spaced(word: str) -> str:
-    """Returns a token of a text that is coloured token by token: a space between words stays a space."""
+    """Returns the characters of a token for a text that is coloured token by token, in which a space between words
+    stays a space."""
     return word if word in ("", " ") else visible(word)
 
 
 def most_surprising(seen: Inspected, count: int = 5) -> str:
-    """Returns the tokens of largest loss, with their nats."""
+    """Returns the `count` tokens of largest loss as text, with their nats."""
     paid = [(loss, i) for i, loss in enumerate(seen.loss.tolist()) if math.isfinite(loss)]
     return ", ".join(f"{quoted(seen.words[i])} {loss:.2f}" for loss, i in sorted(paid, reverse=True)[:count])
 
 
 def quoted(word: str) -> str:
-    """Returns a token in quotes, its spaces stripped."""
+    """Returns a token's text in quotes, its spaces stripped."""
     return f"‘{spaced(word).strip() or visible(word)}’"
 
 
 def head_table(seen: Inspected) -> TextTable:
-    """Returns the notable heads by kind, and the tokens that the last token attends to in each."""
+    """Returns a table of the notable heads by kind, and of the tokens that the last token attends to in each."""
     last = len(seen.ids) - 1
     table = ruled("notable heads")
     for heading in ("for", "layer", "head", "entropy", "first", "before", "itself", "logit"):
@@ -107,7 +110,7 @@ def head_table(seen: Inspected) -> TextTable:
 
 
 def crossing_table(seen: Inspected) -> TextTable:
-    """Returns the cross-attention of the last layer that has it, at some positions."""
+    """Returns a table of the cross-attention at some positions, in the last layer that has it."""
     one = seen.crossings[-1]
     table = ruled(f"what layer {one.layer} reads of the source, mean of its heads")
     table.add_column("at", no_wrap=True)
@@ -131,7 +134,7 @@ def looked_at(seen: Inspected, head: HeadMap, position: int) -> str:
 
 
 def prediction_table(seen: Inspected) -> TextTable:
-    """Returns the predictions after the last token, of at most `SHOWN_DEPTHS` depths."""
+    """Returns a table of the predictions after the last token, of at most `SHOWN_DEPTHS` depths."""
     last = len(seen.ids) - 1
     where = "after" if seen.causal else "for"
     table = ruled(f"what each depth would say {where} {quoted(seen.words[last])}")

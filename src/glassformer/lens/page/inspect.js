@@ -669,7 +669,7 @@
     const one = state.head >= 0 && exists(state.layer, state.head);
     $("chosen").textContent = one ? headName(state.layer, state.head) : `Layer ${state.layer}, mean of its heads`;
     $("facts").textContent = one ? facts(state.layer, state.head).join(" · ") : "";
-    for (const [side, words] of [["at", " looks at"], ["by", " is looked at by"]]) {
+    for (const [side, words] of [["at", " attends to"], ["by", " is attended to by"]]) {
       $(`${side}-title`).replaceChildren(chip(data.words[state.token]), ` ${state.token}${words}`);
       bars($(side), looks(state.token, side === "by"), side === "by");
     }

@@ -26,7 +26,7 @@ from glassformer.lens.page.words import LONGEST_WORD, likely, visible
 from glassformer.units import plural
 
 FINE_WEIGHTS = 1 << 20
-"""Weights of maps up to which they are written in 16 bits, more in 8."""
+"""Largest number of weights of all maps that are written in 16 bits; more are written in 8."""
 SHADES = (("at", "attends to"), ("by", "attended to by"), ("surprise", "surprise"))
 MEASURES = (
     ("maps", "attention maps"),
@@ -44,19 +44,20 @@ KINDS = {
     "elsewhere": ("Pick out other tokens", "0 to 1: weight that goes elsewhere, if few tokens get it", "elsewhere"),
 }
 TITLE = 56
-"""Most characters of the text in the title."""
+"""Largest number of characters of the text in the page's title."""
 NAT = (
     "A nat measures surprise: a token costs minus the natural logarithm of the probability that the model gave it, "
     "0 nats if it was sure of it, 0.69 if it gave it one half."
 )
 LEAST = 0.005
-"""Weight below which a head is not listed, since it would print as 0.00."""
+"""Smallest weight with which a head is listed, because a smaller one would print as 0.00."""
 STEEP = 4.0
-"""Ratio of a chart's values above which its axis is logarithmic: its end would be flat otherwise."""
+"""Ratio of a chart's largest value to its smallest above which the chart's axis is logarithmic: its end would be flat
+otherwise."""
 
 
 def render(seen: Inspected) -> str:
-    """Returns the page as text. Words are escaped, and nothing is fetched."""
+    """Returns the page of an inspection as HTML. Words are escaped, and nothing is fetched."""
     parts = (header, bench, heads, pair, one_map, answers, crossing, lens, depths, notes)
     main = tag("main", *(part(seen) for part in parts))
     style, code = _file("inspect.css"), _file("inspect.js")
@@ -69,13 +70,13 @@ def _file(name: str) -> str:
 
 
 def title(seen: Inspected) -> str:
-    """Returns the model's name, of a long path the end, and the start of the text."""
+    """Returns the title of the page: the model's name, of a long path its end, and the start of the text."""
     name = seen.name if len(seen.name) <= LONGEST_WORD or "/" not in seen.name else f"…{seen.name[1 - LONGEST_WORD :]}"
     return f"{visible(name) if name else 'A model'} reads “{opening(seen)}”"
 
 
 def opening(seen: Inspected, most: int = TITLE) -> str:
-    """Returns the first words of the text, in one line."""
+    """Returns the first words of the inspected text, at most `most` characters in one line."""
     between = " " if seen.words == tuple(map(str, seen.ids.tolist())) else ""  # without a tokenizer, words are ids
     text = " ".join(between.join(seen.words[: 8 * most]).split())
     shown = visible(text)
@@ -102,7 +103,7 @@ def header(seen: Inspected) -> Markup:
 
 
 def source(seen: Inspected) -> Markup:
-    """Returns the origin and uses of the page: the command, the data, a guide to reading."""
+    """Returns the page's section on its origin and uses: the command, the data, a guide to reading."""
     download = tag(
         "a", "Download the numbers (JSON)", href="#reading", download="inspection.json", data_download="reading",
         hidden=True,
@@ -116,13 +117,13 @@ def source(seen: Inspected) -> Markup:
 
 
 def command(words: str) -> Markup:
-    """Returns a command with a copy button; a long one is folded."""
+    """Returns the element that shows a command with a copy button; a long command is folded."""
     code = copyable(words, "The command that made this page")
     return code if len(words) <= 240 else tag("details", tag("summary", f"{words[:120].rstrip()} …"), code)
 
 
 def finding(seen: Inspected) -> str:
-    """Returns the results of the page, in a few sentences."""
+    """Returns the summary at the top of the page: its results in a few sentences."""
     words = [f"{next_word}."] if (next_word := likely(seen)) else []
     count = len(seen.ids)
     if math.isfinite(seen.mean_loss):
@@ -137,7 +138,7 @@ def finding(seen: Inspected) -> str:
             f"Of {len(seen.heads):,} heads, {sinks:,} rest on the first token and {watchers:,} read the token before."
         )
     if seen.layers and seen.settled >= seen.layers:
-        words.append("Half of the final predictions are made by the last layer alone.")
+        words.append("Half of the final predictions are made only by the last layer.")
     elif seen.layers:
         words.append(f"After {seen.settled:g} of {seen.layers} layers, half of the final predictions are already made.")
     return " ".join(words)
@@ -163,19 +164,19 @@ def terms(seen: Inspected) -> Markup:
 
 
 def sight(seen: Inspected) -> str:
-    """Returns the visibility of the model's attention, in words."""
+    """Returns a phrase for the tokens that a token attends to, such as "itself and what came before"."""
     before = "itself and what came before" if seen.causal else "the whole text"
     return f"{before}, and the first {seen.prefix:,} tokens" if seen.prefix else before
 
 
 def counted(names: tuple[str, ...]) -> str:
-    """Returns each distinct name, with its count if it occurs several times."""
+    """Returns the distinct names as text, each with its count if it occurs several times."""
     kinds = dict.fromkeys(names)
     return ", ".join(kinds) if len(kinds) < 2 else "; ".join(f"{names.count(kind)} {kind}" for kind in kinds)
 
 
 def head_count(seen: Inspected) -> str:
-    """Returns the number of query heads, and of their KV heads, if all layers are alike."""
+    """Returns a phrase for the number of query heads, and of their KV heads, if all layers are alike."""
     sizes = {(len(kept.maps), kept.key_heads) for kept in seen.attention.values()}
     if len(sizes) != 1:
         return f"{len(seen.heads):,}" if seen.heads else ""
@@ -216,7 +217,7 @@ def bench(seen: Inspected) -> Markup:
 
 
 def strip(seen: Inspected) -> list[Markup]:
-    """Returns the tokens, coloured by surprisal; the lines end with those of the text."""
+    """Returns the elements of the text's tokens, coloured by surprisal; lines end as in the text."""
     most = math.log(max(seen.vocab_size, 2))
     pieces = []
     for word, loss in zip(seen.words, seen.loss.tolist(), strict=True):
@@ -230,7 +231,7 @@ def strip(seen: Inspected) -> list[Markup]:
 
 
 def choice(name: str, label: str, options: tuple[tuple[str, str], ...]) -> Markup:
-    """Returns a control for one of a few options."""
+    """Returns the control with which a reader of the page chooses one of a few options."""
     buttons = [
         tag("label", tag("input", type="radio", name=name, value=value, checked=not i), tag("span", words))
         for i, (value, words) in enumerate(options)
@@ -247,7 +248,7 @@ def caption(*children: object) -> Markup:
 
 
 def canvas(key: str) -> Markup:
-    """Returns a picture that the script draws; a table has the same data."""
+    """Returns the element of a picture that the page's script draws; a table has the same data."""
     return tag("canvas", id=key, aria_hidden="true")
 
 
@@ -268,8 +269,8 @@ def heads(seen: Inspected) -> Markup:
         tag("div", tag("div", canvas("overview"), grid, class_="holder"), class_="scroll"),
         tag("p", tag("span", class_="ramp ramp-look", aria_hidden="true"), " ", tag("span", id="scale"),
             class_="legend"),
-        caption("Each cell is a head; choose one to see it below. In a map, a row is a token that looks, a column one "
-                "that is looked at.", POOLED if is_pooled(seen) else None,
+        caption("Each cell is a head; choose one to see it below. In a map, a row is a token that attends, a column "
+                "one that it attends to.", POOLED if is_pooled(seen) else None,
                 HATCHED if len(seen.attention) + len(seen.crossings) < seen.layers else None,
                 CROSSING if seen.crossings else None),
         notable(seen),
@@ -284,16 +285,16 @@ HEAD = (
 
 POOLED = " The text is long, so in a map some tokens share a row and a column: a cell shows their mean."
 
-CROSSING = " A hatched layer may read the source: its maps stand below, with the source’s words."
+CROSSING = " A hatched layer may read the source: its maps are below, with the source’s words."
 
 HATCHED = (
-    " A hatched layer has no softmax, so that no weights add up to 100\u00a0%; its effective attention stands below, "
-    "where it has one."
+    " A hatched layer has no softmax, so that no weights add up to 100\u00a0%; its effective attention, if any, is "
+    "below."
 )
 
 
 def shared(seen: Inspected) -> str:
-    """Returns the explanation of the brackets around heads that share KV heads."""
+    """Returns the explanation of the brackets around heads that share KV heads; empty if no heads do."""
     groups = sorted({len(kept.maps) // kept.key_heads for kept in seen.attention.values()} - {1})
     if not groups:
         return ""
@@ -306,7 +307,7 @@ def is_pooled(seen: Inspected) -> bool:
 
 
 def notable(seen: Inspected) -> Markup:
-    """Returns the notable heads, as buttons that open them."""
+    """Returns the list of notable heads, as buttons that open them."""
     lists = [
         tag("div", tag("h3", KINDS[kind][0]), tag("p", KINDS[kind][1], class_="what"),
             tag("ol", *(_head(one, KINDS[kind][2]) for one in found)))
@@ -325,7 +326,8 @@ def _head(one: HeadMap, measure: str) -> Markup:
 
 
 def pair(seen: Inspected) -> Markup:
-    """Returns the list, filled by the script, of heads by the weight of one token on another."""
+    """Returns the section on two tokens: a list, filled by the script, of heads by the weight that one token gives to
+    the other."""
     if not seen.heads or len(seen.ids) < 2:
         return Markup("")
     order = "The later one looks, as no token sees what follows it. " if seen.causal else "The first one looks. "
@@ -344,13 +346,13 @@ def one_map(seen: Inspected) -> Markup:
         return Markup("")
     power = "power 0.3" if is_pooled(seen) else "square root"
     how = (
-        f"Rows look, columns are looked at; the colour grows with the {power} of the weight, so that small ones are "
+        f"Rows attend to columns; the colour grows with the {power} of the weight, so that small ones are "
         "seen. The lists have exact weights."
     )
     panel = tag(
         "div",
-        tag("div", tag("h3", "Looks at", id="at-title"), tag("ol", id="at", class_="bars")),
-        tag("div", tag("h3", "Looked at by", id="by-title"), tag("ol", id="by", class_="bars")),
+        tag("div", tag("h3", "Attends to", id="at-title"), tag("ol", id="at", class_="bars")),
+        tag("div", tag("h3", "Attended to by", id="by-title"), tag("ol", id="by", class_="bars")),
         class_="panel",
     )
     values = tag(
@@ -375,7 +377,7 @@ def one_map(seen: Inspected) -> Markup:
 
 
 def crossing(seen: Inspected) -> Markup:
-    """Returns the section of cross-attention: rows are the text's tokens, columns the source's."""
+    """Returns the section of cross-attention, in whose map rows are the text's tokens and columns the source's."""
     if not seen.crossings:
         return Markup("")
     rows, columns = seen.crossings[0].maps.shape[1:]
@@ -404,7 +406,7 @@ def crossing(seen: Inspected) -> Markup:
         tag("p", tag("span", class_="ramp ramp-look", aria_hidden="true"),
             " weight, 0 to 100 %; the colour grows with its square root", class_="legend"),
         caption("Cross-attention: a row is a token of the text, a column one of the source that the encoder read; a "
-                f"row adds up to 100 %.{whose} A token stands in the row from which the next one is predicted."),
+                f"row adds up to 100 %.{whose} The row of a token is the one that predicts the next token."),
     )  # fmt: skip
 
 
@@ -413,7 +415,7 @@ def _word(word: str) -> Markup:
 
 
 def read_words(seen: Inspected) -> str:
-    """Returns a sentence on the layers with cross-attention, and on the entropy of the last."""
+    """Returns a sentence on the layers with cross-attention, and on the entropy of the last one of them."""
     layers = [one.layer for one in seen.crossings]
     names = ", ".join(map(str, layers))
     one = seen.crossings[-1]
@@ -425,7 +427,8 @@ def read_words(seen: Inspected) -> str:
 
 
 def cross_table(seen: Inspected) -> list[Markup]:
-    """Returns the mean over heads of the last layer with cross-attention; the script draws the others in its place."""
+    """Returns the rows of a table with the last layer's cross-attention, the mean over heads; the script draws the
+    others in its place."""
     one = seen.crossings[-1]
     head = [tag("th", visible(word), scope="col") for word in seen.source[: one.maps.shape[2]]]
     rows = [
@@ -456,7 +459,7 @@ def answers(seen: Inspected) -> Markup:
 
 
 def _answers(seen: Inspected, layer: int, kept: Effective) -> Markup:
-    """Returns the maps of one layer."""
+    """Returns the pictures, with a heading, of the effective maps of one layer."""
     shown = "" if len(kept.which) == kept.count else f", {len(kept.which)} of {kept.count:,} {kept.of}s"
     pictures = [
         tag(
@@ -529,13 +532,14 @@ def quoted(seen: Inspected, position: int) -> str:
 
 
 def apart(seen: Inspected) -> str:
-    """Returns a sentence on the outlier token that dominates the mean of the streams, and its depth."""
+    """Returns a sentence on the outlier token that dominates the mean of the streams, and on its depth; or that no
+    token is an outlier."""
     if not seen.outliers:
-        return "No token stands out: at no depth is one’s stream more than 10 times as large as the median token’s."
+        return "No token is an outlier: at no depth is one’s stream more than 10 times as large as the median token’s."
     one, *others = seen.outliers
-    more = f" {len(others)} more stand{'' if len(others) > 1 else 's'} out, less far." if others else ""
+    more = f" {len(others)} more {'are outliers' if len(others) > 1 else 'is an outlier'}, less far." if others else ""
     return (
-        f"Token {one.position}, {quoted(seen, one.position)}, stands out from {depth_name(one.first)} on: after "
+        f"Token {one.position}, {quoted(seen, one.position)}, is an outlier from {depth_name(one.first)} on: after "
         f"{depth_name(one.depth)} its stream is {si(one.ratio)} times as large as the median token’s.{more}"
     )
 
@@ -589,7 +593,7 @@ def notes(seen: Inspected) -> Markup:
         ("The mean loss is near that of a uniform guess", "the model is not trained, or not on such text, or reads "
                                                         "with a tokenizer that is not its own"),
         ("The depths agree from early on", "later layers change little on this text"),
-        ("Many heads rest on the first token", "they do nothing here, which is no fault"),
+        ("Many heads rest on the first token", "they do nothing here, which is normal"),
         ("Early depths say rubbish", "their streams do not hold a prediction yet, which is normal"),
     ]  # fmt: skip
     seen_as = tag("dl", *(join([tag("dt", a), tag("dd", b)]) for a, b in trouble), class_="words")
@@ -609,7 +613,7 @@ def notes(seen: Inspected) -> Markup:
 
 
 def data(seen: Inspected) -> dict[str, Any]:
-    """Returns the data of the script."""
+    """Returns the data that the page's script reads, as plain JSON."""
     ids, places = seen.top_ids.unique(return_inverse=True)
     fine = sum(kept.maps.numel() for kept in seen.attention.values()) <= FINE_WEIGHTS
     arrays = {
@@ -664,7 +668,7 @@ def data(seen: Inspected) -> dict[str, Any]:
 
 
 def _start(seen: Inspected) -> dict[str, int]:
-    """Returns the head that is shown first: one that depends on content, if there is any."""
+    """Returns the layer and head that the page shows first: a head that depends on content, if there is any."""
     best = max(seen.heads, key=lambda head: head.elsewhere, default=None)
     return {"layer": best.layer if best else 0, "head": best.head if best else 0, "token": len(seen.ids) - 1}
 

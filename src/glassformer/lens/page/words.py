@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from glassformer.text import Tokenizer
 
 REPLACEMENT = "\ufffd"
-"""Text that a tokenizer gives for bytes that are not a whole character."""
+"""Character that a tokenizer gives for bytes that are not a whole character."""
 LONGEST_CHARACTER = 8
-"""Most tokens that share a character: UTF-8 has at most four bytes in one, and a token may start with the end of
-another character."""
+"""Largest number of tokens that share a character: UTF-8 has at most four bytes in one, and a token may start with the
+end of another character."""
 LONGEST_WORD = 60
 JOINER = "\u200d"  # invisible, and part of many an emoji
 
 
 def speller(tokenizer: Tokenizer | None) -> Callable[[int], str]:
-    """Returns a function from an id to its text within a text. A token without text has its name, or its id."""
+    """Returns a function from a token id to its text as within a text. A token without text has its name, or its id."""
     if tokenizer is None:
         return str
     names = {i: name for name, i in getattr(tokenizer, "ids", dict)().items()}
@@ -38,8 +38,8 @@ def speller(tokenizer: Tokenizer | None) -> Callable[[int], str]:
 
 
 def spelled_text(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """Returns the text of each token. A character split over several tokens belongs to the last of them, and the others
-    are empty."""
+    """Returns the text of each token in its text. A character split over several tokens belongs to the last of them,
+    and the others are empty."""
     spell = speller(tokenizer)
     words = [spell(token) for token in tokens]
     if tokenizer is None:
@@ -84,7 +84,7 @@ def _seen(sign: str) -> str:
 
 
 def likely(seen: Inspected) -> str:
-    """Returns a sentence of the most likely token after the last one; empty for a bidirectional model."""
+    """Returns a sentence on the most likely token after the last one; empty for a bidirectional model."""
     if not seen.causal or not seen.words:
         return ""
     found = seen.predictions(len(seen.words) - 1)[-1]
