@@ -214,7 +214,7 @@ class CounterProgram:
 
 
 def random_machine(states: int, draw: np.random.Generator) -> CounterProgram:
-    """Draws the rules of a machine at random."""
+    """Returns a machine of two counters with `states` states and random rules."""
     rules = []
     for first, second in [(0, 0), (0, 1), (1, 0), (1, 1)] * states:
         changes = (int(draw.integers(-1 + first, 2)), int(draw.integers(-1 + second, 2)))

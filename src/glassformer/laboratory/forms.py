@@ -25,7 +25,8 @@ LARGEST = float(np.finfo(float).max)
 
 @dataclass(frozen=True)
 class Form:
-    """log L = power * log sum over terms k of exp(a_k + sum over exponents j of x_j F_kj + F_k)."""
+    """Form of a scaling law: log L = power * log sum over terms k of exp(a_k + sum over exponents j of x_j F_kj +
+    F_k)."""
 
     formula: str
     source: str

@@ -433,7 +433,7 @@ LENGTH = 24
 
 @torch.no_grad()
 def largest_difference(name: str) -> float:
-    """Returns the largest difference between logits computed at once and token by token."""
+    """Returns the largest difference between the logits of model `name` computed at once and token by token."""
     model = preset(f"{name}+vocab_size=64+context={LENGTH}").build(seed=0).eval()
     tokens = torch.randint(0, 64, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     whole = model(tokens)

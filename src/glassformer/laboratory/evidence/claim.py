@@ -43,7 +43,7 @@ class Claim:
 
 
 def credit(guide: str) -> str:
-    """Returns the title of a guide and the command that lists its items."""
+    """Returns the credit of a guide: its title, and the command that lists its items."""
     return f"{GUIDES[guide]} (glassformer guides {guide})"
 
 

@@ -225,7 +225,8 @@ def difference(bench: Bench, worse: str, better: str) -> Outcome:
 
 
 def all_extended(bench: Bench) -> Outcome:
-    """Measures every extension against plain positions, with the losses."""
+    """Measures how each extension of the context changes the loss beyond the training context, against plain
+    positions."""
     found = losses(bench, list(EXTENDED), FURTHER)
     judged = [less(found, times, "", word) for times in FURTHER for word in EXTENDED if word]
     return Outcome(
