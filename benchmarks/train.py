@@ -180,21 +180,23 @@ def peak_flops(dtype: torch.dtype, seconds: float = 1.0) -> float:
     return 2 * BATCH * CONTEXT * 384 * 1536 / statistics.median(took)
 
 
-def products(family: str, dtype: torch.dtype) -> Callable[[], float]:
-    """Returns a function that times a step's matmuls in `dtype`, each with its operands in memory: one forward and two
-    backward of every linear layer and the head, two forward and four backward of attention over half of the pairs."""
-    size, rows = config(family), BATCH * CONTEXT
+def products(size: ModelConfig, batch: int, dtype: torch.dtype) -> Callable[[], float]:
+    """Returns a function that times the matmuls in `dtype` of a step of `batch` texts, each with its operands in memory:
+    one forward and two backward of every linear layer and the head, two forward and four backward of attention over
+    half of the pairs."""
+    context = size.context
+    rows = batch * context
     model = size.outline()
     matrices = [one.weight for one in model.modules() if isinstance(one, Linear)]
-    maps = Counter([*((weight.shape[0], weight.shape[1]) for weight in matrices), (VOCAB, size.d_model)])
+    maps = Counter([*((weight.shape[0], weight.shape[1]) for weight in matrices), (size.vocab_size, size.d_model)])
     mixer: Any = model.layers[0].mixer
 
     def some(*shape: int) -> torch.Tensor:
         return torch.randn(shape).to(dtype)
 
     linear = [(n, some(rows, i), some(o, i), some(rows, o)) for (o, i), n in maps.items()]
-    q = some(BATCH * mixer.n_heads, CONTEXT, mixer.head_dim)
-    pattern = some(BATCH * mixer.n_heads, CONTEXT, CONTEXT)
+    q = some(batch * mixer.n_heads, context, mixer.head_dim)
+    pattern = some(batch * mixer.n_heads, context, context)
 
     def once() -> float:
         seconds = 0.0
@@ -242,7 +244,7 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False) -> dic
             if not quiet:
                 print(f"{family}: {name}: first step {first:.1f} s", file=sys.stderr, flush=True)
         took: dict[str, list[float]] = {name: [] for name in steps}
-        peaks, bare, alone = [], products(family, chosen), []
+        peaks, bare, alone = [], products(config(family), BATCH, chosen), []
         for _ in range(rounds):
             peaks.append(peak_flops(torch.bfloat16, 0.3))
             alone.append(bare())
