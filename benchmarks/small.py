@@ -1,10 +1,10 @@
 """Training steps of small models, 0.1m to 10m parameters, beside transformers, nanoGPT, JAX, MLX and their products.
 
-All sides train 8 texts of 128 characters in fp32 with AdamW and gradients clipped at 1. Each is a process, and they take
-steps in turn; figures are medians of rounds. Ours takes the step of a run, with its records and its schedule. nanoGPT is
-of GPT-2's shape, under `torch.compile`; JAX and MLX compile the whole step. The limit is the time of a step's matrix
-products, each with its operands at hand. An interpreter that has jax, optax and mlx is named by PEER_PYTHON; without one
-their rows are left out.
+All sides train 8 texts of 128 characters in fp32 with AdamW and gradients clipped at 1. Each is a process, and they
+take steps in turn; figures are medians of rounds. Ours takes the step of a run, with its records and its schedule.
+nanoGPT is of GPT-2's shape, under `torch.compile`; JAX and MLX compile the whole step. The limit is the time of a
+step's matrix products, each with its operands at hand. PEER_PYTHON names an interpreter that has jax, optax and mlx;
+without it their rows are left out.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def draw(rows: dict[str, dict[str, float]], path: Path) -> None:
     for i, (name, row) in enumerate(rows.items()):
         limit = name == LIMIT
         ax.plot(at, [row[size] for size in SIZES], "--" if limit else "-", marker=None if limit else "osD^vP"[i],
-                color=style.INK if limit else style.COLOURS[i % len(style.COLOURS)], label=name, markersize=5)  # fmt: skip
+                color=style.INK if limit else style.COLOURS[i % 8], label=name, markersize=5)  # fmt: skip
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xticks(at, SIZES)

@@ -1,7 +1,7 @@
 """A llama in plain JAX with optax, whose whole training step is one jitted function: a side of `benchmarks small`.
 
-The process builds the model of its arguments (layers, width, heads, ffn width, vocabulary, batch, context), takes a step
-for every line of standard input, and prints its seconds. It needs jax and optax only.
+The process builds the model of its arguments (layers, width, heads, ffn width, vocabulary, batch, context), takes a
+step for every line of standard input, and prints its seconds. It needs jax and optax only.
 """
 
 import sys

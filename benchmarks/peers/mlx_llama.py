@@ -1,7 +1,7 @@
 """A llama in MLX, whose training step is one compiled function: a side of `benchmarks small`.
 
-The process builds the model of its arguments (layers, width, heads, ffn width, vocabulary, batch, context), takes a step
-for every line of standard input, and prints its seconds. It needs mlx only.
+The process builds the model of its arguments (layers, width, heads, ffn width, vocabulary, batch, context), takes a
+step for every line of standard input, and prints its seconds. It needs mlx only.
 """
 
 import sys
