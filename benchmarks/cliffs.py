@@ -1,8 +1,8 @@
 """Training steps with each part, optimizer and objective, and those that cost over twice what their FLOPs explain.
 
 A row is one step of llama@1m with one change, on 4 texts of 64 characters: forward, backward, clipping, update, as a
-run takes it, eager, with one thread. Figures are medians of processor time, so that other programs on the machine add
-little. `fp32` is the step's time divided by that of the unchanged model, and by the ratio of their FLOPs; `bf16` is the
+run takes it, eager, with one thread. Figures are the least processor time of the rounds, as other programs on the
+machine only add. `fp32` is the step's time divided by that of the unchanged model, and by the ratio of their FLOPs; `bf16` is the
 time in bf16 divided by that in fp32, and by this ratio of the unchanged model. An entry above 2 is a cliff. The
 processor itself is measured, and older ones that torch can play on it.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -94,7 +93,7 @@ def measure(rounds: int, quiet: bool) -> dict[str, Any]:
                         began = time.process_time()
                         step()
                         took.append(time.process_time() - began)
-                    row[dtype] = 1000 * statistics.median(took[1:])
+                    row[dtype] = 1000 * min(took[1:])
                 except RequestError as problem:
                     row["refused"] = str(problem)
                     break

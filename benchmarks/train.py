@@ -181,9 +181,9 @@ def peak_flops(dtype: torch.dtype, seconds: float = 1.0) -> float:
 
 
 def products(size: ModelConfig, batch: int, dtype: torch.dtype) -> Callable[[], float]:
-    """Returns a function that times the matmuls in `dtype` of a step of `batch` texts, each with its operands in memory:
-    one forward and two backward of every linear layer and the head, two forward and four backward of attention over
-    half of the pairs."""
+    """Returns a function that times the matmuls in `dtype` of a step of `batch` texts, each with its operands in
+    memory: one forward and two backward of every linear layer and the head, two forward and four backward of attention
+    over half of the pairs."""
     context = size.context
     rows = batch * context
     model = size.outline()
