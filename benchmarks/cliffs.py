@@ -2,9 +2,9 @@
 
 A row is one step of llama@1m with one change, on 4 texts of 64 characters: forward, backward, clipping, update, as a
 run takes it, eager, with one thread. Figures are the least processor time of the rounds, as other programs on the
-machine only add. `fp32` is the step's time divided by that of the unchanged model, and by the ratio of their FLOPs; `bf16` is the
-time in bf16 divided by that in fp32, and by this ratio of the unchanged model. An entry above 2 is a cliff. The
-processor itself is measured, and older ones that torch can play on it.
+machine only add. `fp32` is the step's time divided by that of the unchanged model, and by the ratio of their FLOPs;
+`bf16` is the time in bf16 divided by that in fp32, and by this ratio of the unchanged model. An entry above 2 is a
+cliff. The processor itself is measured, and older ones that torch can play on it.
 """
 
 from __future__ import annotations
