@@ -142,6 +142,14 @@ def test_the_peak_is_that_of_torchs_tracker(name: str):
     assert plan.memory["total"] == pytest.approx(tracked(config, batch, context, dtype, optimizer), rel=0.02)
 
 
+def test_a_step_of_muon_in_bf16_has_the_peak_of_torchs_tracker(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("glassformer.training.optimizers.muon.iterated_in", lambda _: torch.bfloat16)
+    config = gf.preset("llama@1m+vocab_size=66+gqa:2")
+    plan = gf.plan(config, train=True, batch=1, context=8, dtype=torch.float32, optimizer="muon")
+    assert plan.fullest == "step"
+    assert plan.memory["total"] == pytest.approx(tracked(config, 1, 8, torch.float32, "muon"), rel=0.001)
+
+
 def test_the_step_of_adafactor_is_that_of_torchs_tracker():
     """Its update is made while that of the weight before is still there. It reads its step counter: no fake tensors."""
     config, tokens = gf.preset("llama@1m+vocab_size=4096"), torch.zeros(1, 8, dtype=torch.int64)

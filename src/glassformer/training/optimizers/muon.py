@@ -44,13 +44,13 @@ class MuonConfig(OptimizerConfig, kind="muon"):
         }
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """Returns, for the batch (k, n, m), m <= n, of each matrix, the fp32 elements of its momentum, of two X and of
-        two (k, m, m)."""
+        """Returns, for the batch (k, n, m), m <= n, of each matrix, the most fp32 elements at one time: two of the batch,
+        and (k, m, m) twice if the iterations are in fp32."""
         maps, half = layer_matrices(model), iterated_in(device) == torch.bfloat16
         most: dict[int, int] = {}
         for shape, pieces in batches(maps.items()):
             n, m = max(shape), min(shape)
-            values = len(pieces) * (2 * n * m + (1 if half else 2) * m * m)
+            values = len(pieces) * 2 * (n * m if half else n * m + m * m)
             for weight, _ in pieces:
                 most[id(weight)] = max(values, most.get(id(weight), 0))
         return {name: most[id(weight)] for name, weight in model.named_parameters() if id(weight) in most}
@@ -139,10 +139,16 @@ class Muon(torch.optim.Optimizer):
                 state["momentum_buffer"].lerp_(weight.grad, 1 - group["momentum"])
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
             for shape, pieces in batches((weight, self.maps[weight]) for weight in own):
-                along = torch.stack([self._direction(*piece, group) for piece in pieces])
-                made = orthogonalized(along.to(iterated_in(along.device.type)), group["steps"])
-                for (weight, rows), one in zip(pieces, made, strict=True):
-                    weight[rows].add_(one, alpha=-group["lr"] * 0.2 * max(shape) ** 0.5)
+                self._update(pieces, group, group["lr"] * 0.2 * max(shape) ** 0.5)
+
+    def _update(self, pieces: list[Piece], group: dict[str, Any], factor: float) -> None:
+        """Subtracts `factor` times the update from matrices of one shape; all other tensors end with the call."""
+        dtype = iterated_in(pieces[0][0].device.type)
+        made = orthogonalized(
+            torch.stack([self._direction(*piece, group) for piece in pieces]).to(dtype), group["steps"]
+        )
+        for (weight, rows), one in zip(pieces, made, strict=True):
+            weight[rows].add_(one, alpha=-factor)
 
     def _direction(self, weight: nn.Parameter, rows: slice, group: dict[str, Any]) -> Tensor:
         assert weight.grad is not None
