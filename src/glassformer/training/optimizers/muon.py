@@ -44,7 +44,7 @@ class MuonConfig(OptimizerConfig, kind="muon"):
         }
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """Returns, for the batch (k, n, m), m <= n, of each matrix, the most fp32 elements at one time: two of the batch,
+        """Returns the most fp32 elements at one time for the batch (k, n, m), m <= n, of each matrix: two of the batch,
         and (k, m, m) twice if the iterations are in fp32."""
         maps, half = layer_matrices(model), iterated_in(device) == torch.bfloat16
         most: dict[int, int] = {}
