@@ -738,7 +738,7 @@ TWICE = {
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CharTokenizer("ab", separator=True), "a char tokenizer .* none of that kind"),
+        (lambda: CharTokenizer("ab", separator=True), "a char tokenizer .* lacks this kind"),
         (lambda: changed(BPE, pre_tokenizer=described((("split", r"\w+"), BYTES))), r"merges only and cuts .*w\+"),
         (lambda: changed(BPE, pre_tokenizer=described((("split", r"\w+"), ("bytes", True)))), "add_prefix_space"),
         (lambda: changed(BPE, model={"ignore_merges": True}), "takes words that are tokens whole"),
