@@ -75,12 +75,12 @@ def transformers(size: str) -> Callable[[], Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     layers, width, heads, ffn = shape(size)
-    model: Any = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB, hidden_size=width, intermediate_size=ffn, num_hidden_layers=layers, use_cache=False,
-            num_attention_heads=heads, max_position_embeddings=CONTEXT, attn_implementation="sdpa",
-        )
-    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": width, "intermediate_size": ffn, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "max_position_embeddings": CONTEXT, "use_cache": False,
+        "attn_implementation": "sdpa",
+    }  # fmt: skip
+    model: Any = LlamaForCausalLM(LlamaConfig(**fields))
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
