@@ -1,4 +1,4 @@
-"""Training steps of small models, 0.1m to 10m parameters, beside transformers, nanoGPT, JAX, MLX and their products.
+"""Training steps of small models, 0.1m to 10m parameters, against transformers, nanoGPT, JAX, MLX and their products.
 
 All sides train 8 texts of 128 characters in fp32 with AdamW and gradients clipped at 1. Each is a process, and they
 take steps in turn; figures are medians of rounds. Ours takes the step of a run, with its records and its schedule.
@@ -136,7 +136,7 @@ class Side:
 
 
 def run(rounds: int = 5, threads: int | None = None, quiet: bool = False, out: str | None = None) -> dict[str, Any]:
-    """Measures all sides at all sizes; returns tokens per second with a table, and draws a picture beside `out`."""
+    """Measures all sides at all sizes; returns tokens per second with a table, and draws a picture next to `out`."""
     count = machine.settings("cpu", threads=threads).threads
     names = [*SIDES, *(PEERS if os.environ.get(INTERPRETER) else ())]
     rows: dict[str, dict[str, float]] = {name: {} for name in names}

@@ -191,7 +191,7 @@ def test_a_damaged_index_is_refused(how: str, name: str, data: Path, tmp_path: P
         path.write_bytes(changed[how])
     with pytest.raises(RequestError) as caught:
         Index(tmp_path / "index", encoder())
-    assert name in str(caught.value) or "no index" in str(caught.value)
+    assert name in str(caught.value) or "not a complete index" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -335,7 +335,7 @@ def test_the_commands(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "empty").mkdir()
     (Path(out) / VECTORS).write_bytes(b"")
     for arguments, says in (
-        (command, "damaged"), (("ask", "a", "--index", str(data)), "no index"),
+        (command, "damaged"), (("ask", "a", "--index", str(data)), "not a complete index"),
         (("index", str(tmp_path / "empty"), "--out", str(tmp_path / "x")), "empty"),
         ((*making[:3], str(data), *making[4:]), "not of an index"),
         ((*making, "--passage-tokens", "1000"), "at most"), (("index", "none", "--out", out), "none"),

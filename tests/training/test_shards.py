@@ -187,8 +187,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "gap": (lambda at: moved(at / FILES[1], ROWS, [25], "whole"), f"{ROWS}.* is not a piece of|is not a piece of"),
     "another": (lambda at: moved(at / FILES[1], ROWS, "head.weight", "of"), "is not a piece of|overlap"),
     "negative": (lambda at: moved(at / FILES[1], ROWS, [-1]), "does not locate its pieces"),
-    "elsewhere": (lambda at: forged(at, lambda hashes: hashes.update({"../model.safetensors": ""})), "no file of a"),
-    "absolute": (lambda at: forged(at, lambda hashes: hashes.update({"/etc/passwd": ""})), "no file of a checkpoint"),
+    "elsewhere": (lambda at: forged(at, lambda hashes: hashes.update({"../model.safetensors": ""})), "not a file of a"),
+    "absolute": (
+        lambda at: forged(at, lambda hashes: hashes.update({"/etc/passwd": ""})),
+        "not a file of a checkpoint",
+    ),
     "unnamed": (lambda at: forged(at, lambda hashes: hashes.pop(FILES[1])), "does not name model"),
     "none": (lambda at: forged(at, lambda hashes: [hashes.pop(name) for name in FILES]), "does not name model"),
     "extra": (lambda at: shutil.copy(at / FILES[0], at / "model-00003-of-00003.safetensors"), "is not named"),
