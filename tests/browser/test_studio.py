@@ -402,8 +402,9 @@ def test_tab_continues_after_the_studio_was_started_again(browser: Any, tmp_path
                 else:
                     page.locator("#expression").fill("llama@10m+gqa:2")
                     page.keyboard.press("Enter")
-                    page.wait_for_selector(".choice")
-                    assert not page.locator(".refusal").count()
+                    page.wait_for_function(
+                        "() => document.querySelector('[data-place]') && !document.querySelector('.refusal')"
+                    )
             finally:
                 running.terminate()
         if not again:
