@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from glassformer.studio.bodies import TextRequest
+from glassformer.studio.bodies import TextPieceRequest
 from glassformer.studio.texts import LARGEST, MOST, NAME, Texts, plain_name
 from tests.refused import failed, refused
 
 
-def piece(content: bytes, name: str = "story.txt", at: int = 0, size: int | None = None) -> TextRequest:
-    return TextRequest(
+def piece(content: bytes, name: str = "story.txt", at: int = 0, size: int | None = None) -> TextPieceRequest:
+    return TextPieceRequest(
         name=name, size=len(content) if size is None else size, at=at, content=base64.b64encode(content).decode()
     )
 
@@ -55,7 +55,7 @@ def test_empty_file_and_invalid_pieces_are_refused(tmp_path: Path) -> None:
     with refused(code="missing", field="size"):
         texts.take(piece(b""))
     with refused(code="syntax", field="content"):
-        texts.take(TextRequest(name="a", size=3, content="é$"))
+        texts.take(TextPieceRequest(name="a", size=3, content="é$"))
     texts.take(piece(b"abc", size=9))
     for wrong in (piece(b"abc", at=6, size=9), piece(b"abcdefghij", at=3, size=9)):
         with refused(code="conflict", field="at"):

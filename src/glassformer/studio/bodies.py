@@ -174,7 +174,7 @@ class DynamicsRequest(Body):
     statistic: Annotated[str, Field(max_length=64)] = ""
 
 
-class TextRequest(Body):
+class TextPieceRequest(Body):
     """Body of POST /api/texts: a piece, in base64, of a text file of `size` bytes, which starts at byte `at`."""
 
     name: Annotated[str, Field(min_length=1, max_length=255)]

@@ -17,7 +17,7 @@ from glassformer.studio.bodies import (
     DynamicsRequest,
     RunRequestBody,
     RunsRequest,
-    TextRequest,
+    TextPieceRequest,
     TrainRequest,
     WhyRequest,
 )
@@ -123,5 +123,5 @@ class RunRoutes:
 
     async def text(self, request: Request) -> Response:
         """Answers POST /api/texts: writes a piece of a text that was dropped onto the page."""
-        given = await body_of(request, TextRequest)
+        given = await body_of(request, TextPieceRequest)
         return await self._answer(request, lambda runs: runs.texts.take(given))

@@ -61,7 +61,7 @@ class TrainTool(CompareTool):
 
 
 @dataclass
-class View:
+class LatestView:
     """Latest view of a comparison, encoded as a message; `at` is the time at which it was checked."""
 
     id: str
@@ -77,7 +77,7 @@ class Runs:
         self.comparisons = Comparisons(folder, detached=True)
         self.texts = Texts(folder / TEXTS)
         self._tracks: dict[str, Tracks] = {}
-        self._views: dict[str, View] = {}
+        self._views: dict[str, LatestView] = {}
         self._turns: dict[str, asyncio.Lock] = {}
 
     def listed(self) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class Runs:
         text = repr((sizes, self.comparisons.running(name)))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    async def latest(self, name: str) -> View:
+    async def latest(self, name: str) -> LatestView:
         """Returns the current view of a comparison as a message, made once for all pages. Raises RequestError as
         `view`."""
         async with self._turns.setdefault(name, asyncio.Lock()):
@@ -259,7 +259,7 @@ class Runs:
             now = await run_in_threadpool(self.signature, name)
             if kept is None or kept.id != now:
                 view = await run_in_threadpool(self.view, name)
-                kept = View(now, dumps(view), view["state"] == "running", 0.0)
+                kept = LatestView(now, dumps(view), view["state"] == "running", 0.0)
             kept.at = time.monotonic()
             self._views[name] = kept
             while len(self._views) > MOST_VIEWS:

@@ -12,7 +12,7 @@ from pathlib import Path
 from glassformer.errors import RequestError, shown
 from glassformer.figures.terminal import size as bytes_of
 from glassformer.files import disk_errors
-from glassformer.studio.bodies import TextRequest
+from glassformer.studio.bodies import TextPieceRequest
 from glassformer.text.files import open_file
 
 LARGEST = 64 << 20
@@ -48,7 +48,7 @@ class Texts:
         """Returns the file of a text; None for any other name."""
         return self.folder / name if name in self.names() else None
 
-    def take(self, given: TextRequest) -> dict[str, object]:
+    def take(self, given: TextPieceRequest) -> dict[str, object]:
         """Writes a piece of a text, and with the last one keeps the text; returns its name and the bytes so far.
 
         Raises RequestError for a text that is too large, for a file that is not text, and for pieces out of order;
@@ -71,7 +71,7 @@ class Texts:
                     part.unlink(missing_ok=True)
                 raise
 
-    def _append(self, part: Path, given: TextRequest) -> int:
+    def _append(self, part: Path, given: TextPieceRequest) -> int:
         try:
             piece = base64.b64decode(given.content, validate=True)
         except (binascii.Error, ValueError):

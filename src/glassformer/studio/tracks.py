@@ -62,7 +62,7 @@ def _event(line: bytes) -> Event | None:
 
 
 @dataclass
-class Track:
+class RunTrack:
     """Run of a comparison, with readers of its steps and events; `name` is the name of its folder."""
 
     name: str
@@ -109,9 +109,9 @@ class Tracks:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self._known: dict[str, Track] = {}
+        self._known: dict[str, RunTrack] = {}
 
-    def __iter__(self) -> Iterator[Track]:
+    def __iter__(self) -> Iterator[RunTrack]:
         """Yields the runs in the order of their folders' names."""
         for file in sorted(self.place.glob(f"runs/*/{REQUEST}")):
             name = file.parent.name
@@ -120,13 +120,13 @@ class Tracks:
                 with suppress(KeyError, TypeError, ValueError):
                     model, seed = str(asked["name"]), int(asked["recipe"]["seed"])
                     run = file.parent / RUN
-                    self._known[name] = Track(
+                    self._known[name] = RunTrack(
                         name, model, seed, run, Tail(run / "metrics.jsonl", _taken), Tail(run / DYNAMICS, _event)
                     )
             if name in self._known:
                 yield self._known[name]
 
-    def named(self, name: str) -> Track:
+    def named(self, name: str) -> RunTrack:
         """Returns the run with this name. Raises RequestError for an unknown name."""
         for one in self:
             if one.name == name:
@@ -136,7 +136,7 @@ class Tracks:
     def series(self, first: int = 0, label: str = "{}", seeds: bool = True) -> list[Series]:
         """Returns a series for each model: the longest curve of its seeds thick, with `seeds` all of them thin, and a
         mark at each event. `first` is the style of the first series, `label` a format of the model's name."""
-        models: dict[str, list[Track]] = {}
+        models: dict[str, list[RunTrack]] = {}
         for one in self:
             models.setdefault(one.model, []).append(one)
         found = []
@@ -154,7 +154,7 @@ class Tracks:
         return [ended.get((one.model, one.seed)) or _so_far(one) for one in self]
 
 
-def _so_far(one: Track) -> RunResult:
+def _so_far(one: RunTrack) -> RunResult:
     config: dict[str, object] = {}
     with suppress(RequestError, OSError):
         config = ModelConfig.from_file(one.folder / "config.yaml").to_dict()
