@@ -22,9 +22,11 @@ def answer(
     """Prints the sources that the index in `folder` has for a question, then the model's answer as it is generated.
 
     Raises SystemExit after Ctrl-C, WorkError if generation fails."""
-    asked = with_precision(model, ready(asked))
+    asked = ready(asked)
     with loading(as_json):
         opened = Index(folder, encoder)
+    asked = with_precision(model, asked)
+    with loading(as_json):
         asker = Asker(opened, loaded_as(model, asked), state_dtype(asked), name=model, compiled=asked.compile)
     reply = asker.submit(question, k, asked)
     if not as_json:
