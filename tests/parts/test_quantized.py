@@ -454,3 +454,23 @@ def test_many_rows_use_fp32_if_bf16_is_slow(kind: type[QuantizedLinear], slow: b
     error = float((linear(x).double() - exact).norm() / exact.norm())
     assert linear(x).dtype == torch.bfloat16 and error < (0.002 if slow else 0.005)
     assert torch.allclose(linear(x[:3]).double(), exact[:3], rtol=0.05, atol=0.05)
+
+
+@BOTH
+def test_matrices_of_a_model_share_memory(kind: type[QuantizedLinear], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the modules, each aligned; a copy of the model has separate memory, with equal results."""
+    name = f"int{kind.bits}"
+    apart = quantize(loud(gf.preset("llama@1m+layers=2+vocab_size=100+context=64")), name)
+    monkeypatch.setattr(quantized, "LARGE", 1)
+    together = quantize(loud(gf.preset("llama@1m+layers=2+vocab_size=100+context=64")), name)
+    parts = [one for one in together.modules() if isinstance(one, kind)]
+    starts = [tensor.data_ptr() for one in parts for tensor in (one.packed, one.scales)]
+    assert starts == sorted(starts) and not any(start % quantized.ALIGNED for start in starts)
+    assert starts[-1] - starts[0] < sum(one.nbytes for one in parts) + 2 * quantized.ALIGNED * len(parts)
+    again, tokens = copy.deepcopy(together), torch.arange(20)[None]
+    with torch.no_grad():
+        found = [model(tokens) for model in (apart, together, again)]
+        first: Any = parts[0]
+        first.packed.zero_()
+        assert all(torch.equal(one, found[0]) for one in (*found, again(tokens)))
+        assert not torch.equal(together(tokens), found[0])

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from glassformer.errors import RequestError
 from glassformer.parts import few_rows
 from glassformer.parts.linear import Linear
+from glassformer.parts.memory import in_huge_pages
 from glassformer.parts.precision import as_among_others, onednn_in_bf16, slow_in_bf16
 
 GROUP = few_rows.GROUP
@@ -41,6 +42,8 @@ it computes in fp32."""
 OF_OUR_OWN = 64
 """Largest number of rows that are multiplied with a packed matrix of 8 or 4 bits by the C++ of `few_rows.py`; for more
 rows the matrix is unpacked, if bf16 is fast."""
+LARGE, CHUNK, ALIGNED = 1 << 23, 1 << 25, 64
+"""Least number of values of a model whose matrices share memory; bytes of one piece of it; alignment in bytes."""
 TINY = 1e-30
 UNTRAINED = "packed weights cannot be trained; load the model without quantize"
 
@@ -349,6 +352,28 @@ def codes(packed: Tensor, inner: int, how: Layout, dtype: torch.dtype) -> Tensor
     return codes.flatten(1)
 
 
+class SharedMemory:
+    """Memory that the packed matrices of a model share, in the order in which a step reads them.
+
+    values   values of all matrices together; of less than `LARGE`, each keeps separate memory"""
+
+    def __init__(self, values: int):
+        self.chunk = CHUNK if values >= LARGE else 0
+        self.memory = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, packed: QuantizedLinear) -> None:
+        """Moves a matrix here, if it consists of plain numbers in memory of the CPU."""
+        if not self.chunk or isinstance(packed, Bf16Linear) or packed.packed.device.type != "cpu":
+            return
+        for name in ("packed", "scales"):
+            tensor = getattr(packed, name)
+            size = -(-tensor.nbytes // ALIGNED) * ALIGNED
+            if size > len(self.memory):
+                self.memory = in_huge_pages(max(size, self.chunk))
+            mine, self.memory = self.memory[: tensor.nbytes], self.memory[size:]
+            setattr(packed, name, mine.view(tensor.dtype).view(tensor.shape).copy_(tensor))
+
+
 QUANTIZED: dict[str, type[QuantizedLinear]] = {"bf16": Bf16Linear, "int8": Int8Linear, "int4": Int4Linear}
 
 
@@ -372,8 +397,14 @@ def quantize(model: nn.Module, kind: str, head: str | None = None) -> nn.Module:
             code="conflict", field="quantize", value=kind,
         )  # fmt: skip
     embedding: Any = model.embedding
+    memory = SharedMemory(sum(module.in_features * sum(module.outs) for _, module in linears))
     for path, module in linears:
         weight = module.applied().to(embedding.device)
-        model.set_submodule(path, QUANTIZED[kind](weight, module.bias, module.outs))
-    model.head.pack(QUANTIZED[head], embedding)  # type: ignore[union-attr, operator]
+        packed = QUANTIZED[kind](weight, module.bias, module.outs)
+        memory.take(packed)
+        model.set_submodule(path, packed)
+    part: Any = model.head
+    part.pack(QUANTIZED[head], embedding)
+    if part.packed is not None:
+        memory.take(part.packed)
     return model.eval().requires_grad_(False)
