@@ -56,7 +56,7 @@ export function watch(about) {
       const name = `token${level > 0 ? ` above${level}` : ""}${at === shown ? " chosen" : ""}`;
       if (at < 0) return h("span", { class: name }, word);
       return h("span", {
-        class: name, role: "button", tabindex: at === shown ? "0" : "-1", "aria-pressed": String(at === shown), onclick: () => choose(at),
+        class: name, role: "button", "aria-label": word.trim() ? null : `${t("token")} ${i + 1}`, tabindex: at === shown ? "0" : "-1", "aria-pressed": String(at === shown), onclick: () => choose(at),
         onkeydown: (event) => {
           const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
           if (!step || !written[at + step]) return;
