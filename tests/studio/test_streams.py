@@ -48,7 +48,7 @@ class Stream(threading.Thread):
                 self.gaps.append(now - before)
                 self.events += some.count(b"data: ")
                 before = now
-        except OSError:  # closed at the end
+        except (OSError, http.client.HTTPException):  # closed at the end
             pass
         finally:
             self.ended.set()
