@@ -83,7 +83,7 @@ function listed(all, chosen) {
 
 /** The text of one model, with the alternatives of each token and the distribution of the next one. */
 function writer(model, about, named, shared) {
-  const next = region(t("next"));
+  const next = region(`${t("next")} ${model}`);
   const text = h("div", { class: "tokens", role: "group", "aria-label": `${t("answer")} ${model}` });
   const others = h("div", { class: "others", role: "region", "aria-label": `${t("alternatives")} ${model}`, "aria-live": "polite" });
   const status = h("p", { class: "quiet", role: "status" });
@@ -165,7 +165,7 @@ function writer(model, about, named, shared) {
       const surprise = -one.logprob;
       text.append(h("span", {
         class: `token s${SURPRISES.filter((least) => surprise > least).length}`, role: "button", tabindex: at ? "-1" : "0",
-        onclick: () => choose(at), onmouseenter: () => choose(at), onfocus: () => choose(at),
+        "aria-label": one.text.trim() ? null : visible(one.text), onclick: () => choose(at), onmouseenter: () => choose(at), onfocus: () => choose(at),
         onkeydown: (event) => {
           const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
           if (step) text.children[at + step]?.focus();
