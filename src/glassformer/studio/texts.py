@@ -11,7 +11,7 @@ from pathlib import Path
 
 from glassformer.errors import RequestError, shown
 from glassformer.figures.terminal import size as bytes_of
-from glassformer.files import disk_errors
+from glassformer.files import disk_errors, put
 from glassformer.studio.bodies import TextPieceRequest
 from glassformer.text.files import open_file
 
@@ -64,7 +64,7 @@ class Texts:
                 open_file(part, data=name)  # refuses what is not text
                 final = self._free(name, part)
                 with disk_errors(final, NOTHING_KEPT):
-                    part.replace(final)
+                    put(part, final)
                 return {"name": final.name, "have": have, "complete": True}
             except BaseException:
                 with suppress(OSError):
