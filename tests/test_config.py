@@ -517,7 +517,7 @@ def test_config_file_that_is_not_text_is_refused(tmp_path: Path):
     path = tmp_path / "model.yaml"
     path.write_bytes(b"\xff\xfe\x00\x81")
     refused_file(path)
-    assert "no file" in refused_file(tmp_path / "absent.yaml")
+    assert "is missing" in refused_file(tmp_path / "absent.yaml")
     refused_file(tmp_path)  # a folder
 
 

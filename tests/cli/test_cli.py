@@ -93,7 +93,7 @@ def test_input_that_is_not_text_is_named(
     monkeypatch.setattr(import_module("glassformer.cli.conversation"), "Conversation", lambda *_, **__: None)
     for verb in ("generate", "chat"):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
-        assert main([verb, "smollm2"]) == 2
+        assert main([verb, "smollm2", "--dtype", "float32"]) == 2
         assert capsys.readouterr().err == "glassformer: standard input holds the byte 0xff; it must be utf-8 text\n"
     for name in ("config.yaml", "config.json"):
         (tmp_path / name).write_bytes(b"\xff")
