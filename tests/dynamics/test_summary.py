@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from glassformer.comparison.single import telling
@@ -88,6 +88,7 @@ def test_windows_take_means_but_the_worst_stays_the_worst() -> None:
 @settings(max_examples=60, deadline=None)
 def test_a_run_watched_at_an_interval_leaves_no_window_empty(every: int, looks: int, rest: int) -> None:
     """Holds also if the run ended between two observations, and with gradients of every step in between."""
+    assume((every, looks) != (2, 1))  # steps 1 and 2 are also those of a run watched at every step
     last = every * looks + rest % every
     steps = [1, *range(every, last + 1, every)]
     pulses = [row(step, gradient_norm={"layers.0.ffn.up": 1.0}) for step in range(max(1, last - 70), last + 1)]
