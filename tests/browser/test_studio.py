@@ -266,7 +266,9 @@ def test_value_of_one_text_is_put_into_another_by_a_click(studio: Open, axe: Any
     page.wait_for_function("() => document.querySelector('.places .differs')?.textContent.includes('Italy')")
     place = page.locator("[data-place='0.3']")
     place.click()
-    page.wait_for_function("() => document.querySelector('.panel [role=status]')?.textContent.includes('100%')")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.panel [role=status]')].some((one) => one.textContent.includes('100%'))"
+    )
     assert page.evaluate("() => document.activeElement.dataset.place") == "0.3"
     page.keyboard.press("ArrowUp")
     assert page.evaluate("() => document.activeElement.dataset.place") == "1.3"

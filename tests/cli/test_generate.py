@@ -476,7 +476,11 @@ def test_ctrl_c_keeps_generated_text(model: str, more: list[str]):
     assert process.stderr is not None
     patience = Timer(120, process.kill)
     patience.start()
-    said = list(iter(process.stderr.readline, "begun\n"))
+    said = []
+    for line in process.stderr:  # ends if the process does
+        if line == "started\n":
+            break
+        said.append(line)
     patience.cancel()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

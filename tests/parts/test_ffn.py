@@ -137,7 +137,7 @@ def test_reading_ends_products_with_the_activation(kind: type[Mlp] | type[Glu], 
     assert not torch.equal(edited, read)
     for y in (read, plain):
         assert (y - exact).norm() < 0.006 * exact.norm()
-    if not onednn_in_bf16():  # reading has a product of its own, which is rounded once
+    if not onednn_in_bf16():  # reading has a separate product, which is rounded once
         return
     if activation == "relu2":  # three operations in both
         assert torch.equal(read, plain)
