@@ -1,10 +1,11 @@
 """Training steps with each part, optimizer and objective, and those that cost over twice what their FLOPs explain.
 
 A row is one step of llama@1m with one change, on 4 texts of 64 characters: forward, backward, clipping, update, as a
-run takes it, eager, with one thread. Figures are the least processor time of the rounds, as other programs on the
-machine only add. `fp32` is the step's time divided by that of the unchanged model, and by the ratio of their FLOPs;
-`bf16` is the time in bf16 divided by that in fp32, and by this ratio of the unchanged model. An entry above 2 is a
-cliff. The processor itself is measured, and older ones that torch can play on it.
+run takes it, eager, with one thread, in turn with a step of the unchanged model. Figures are the least processor time
+of the rounds, as other programs on the machine only add. `fp32` is the step's time divided by that of the unchanged
+model, and by the ratio of their FLOPs; `bf16` is the time in bf16 divided by that in fp32, and by this ratio of the
+unchanged model. An entry above 2 is a cliff. The processor itself is measured, and older ones that torch can play on
+it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BASE = "llama@1m"
 RECIPE: dict[str, Any] = {"tokens": 1_000_000, "batch_size": 4, "context": 64, "device": "cpu", "compile": False,
                           "threads": 1}  # fmt: skip
+DTYPES = ("float32", "bfloat16")
 AXES = ("mixer", "position", "visibility", "ffn", "norm", "residual", "reparam", "head", "model")
 VALUES = {"window": "16", "chunked": "16", "bigbird": "16", "dilated": "16:2", "longformer": "16:2", "linformer": "16",
           "xl_memory": "64", "performer": "64", "mup": "32"}  # fmt: skip
@@ -83,17 +85,14 @@ def measure(rounds: int, quiet: bool) -> dict[str, Any]:
         text.write_text(
             "".join(f"line {i} of a text with {i * i} and {i % 7}\n" for i in range(4000)), encoding="utf-8"
         )
+        unchanged = {dtype: step_of(BASE, {}, dtype, text)[0] for dtype in DTYPES}
         for name, (expression, recipe) in rows().items():
             row: dict[str, Any] = {"expression": expression}
-            for dtype in ("float32", "bfloat16"):
+            for dtype in DTYPES:
                 try:
                     step, row["flops"] = step_of(expression, recipe, dtype, text)
-                    took = []
-                    for _ in range(rounds + 1):
-                        began = time.process_time()
-                        step()
-                        took.append(time.process_time() - began)
-                    row[dtype] = 1000 * min(took[1:])
+                    turns = [(milliseconds(unchanged[dtype]), milliseconds(step)) for _ in range(rounds + 1)]
+                    row[f"unchanged {dtype}"], row[dtype] = map(min, zip(*turns[1:], strict=True))
                 except RequestError as problem:
                     row["refused"] = str(problem)
                     break
@@ -103,17 +102,21 @@ def measure(rounds: int, quiet: bool) -> dict[str, Any]:
     return found
 
 
+def milliseconds(step: Callable[[], None]) -> float:
+    """Takes a step; returns its processor time in milliseconds."""
+    began = time.process_time()
+    step()
+    return 1000 * (time.process_time() - began)
+
+
 def ratios(found: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Returns the ratios of time to what is expected, in fp32 and in bf16, of each measured row."""
-    base = found[BASE]
-    return {
-        name: (
-            row["float32"] / base["float32"] * base["flops"] / row["flops"],
-            row["bfloat16"] / row["float32"] * base["float32"] / base["bfloat16"],
-        )
-        for name, row in found.items()
-        if "refused" not in row
-    }
+    made = {}
+    for name, row in found.items():
+        if "refused" not in row:
+            single, half = (row[dtype] / row[f"unchanged {dtype}"] for dtype in DTYPES)
+            made[name] = single * found[BASE]["flops"] / row["flops"], half / single
+    return made
 
 
 def run(rounds: int = 5, quiet: bool = False) -> dict[str, Any]:

@@ -150,6 +150,7 @@ def test_rows_of_another_machine_are_not_mixed_with_new_ones(tmp_path: Path) -> 
 def test_a_cliff_is_time_that_flops_do_not_explain() -> None:
     """Twice the time for twice the FLOPs is none; five times in bf16 where the model takes twice the time is one."""
     base = {"expression": cliffs.BASE, "float32": 10.0, "bfloat16": 20.0, "flops": 1e6}
+    base |= {f"unchanged {dtype}": base[dtype] for dtype in cliffs.DTYPES}
     found = {
         cliffs.BASE: base,
         "mixer wide": {**base, "float32": 20.0, "bfloat16": 100.0, "flops": 2e6},

@@ -3,16 +3,22 @@ obeyed."""
 
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import glassformer as gf
+from glassformer.conversion import gguf
+from glassformer.errors import RequestError
 from glassformer.naming import chatting, fastest
 from glassformer.naming.fastest import COST, LARGE, decided, measured, reason, seconds, unpaid
 from glassformer.options import ModelOptions
+from glassformer.serving import server
 from tests.refused import refused
 
 AVX2 = {"float32": 9.0, "bf16": 5.0, "int8": 3.0, "int4": 2.0}
@@ -28,7 +34,7 @@ def play(monkeypatch: pytest.MonkeyPatch, taken: dict[str, float], bf16: bool = 
 @pytest.mark.parametrize(
     ("taken", "bf16", "chosen"),
     [
-        (AVX2, False, ("int4", None)),
+        (AVX2, False, ("int8", None)),
         (FAST_BF16, False, (None, "bfloat16")),
         (FAST_BF16, True, ("bf16", None)),
         (PLAIN, False, (None, None)),
@@ -73,10 +79,52 @@ def test_fastest_is_no_more_exact_than_the_limit(monkeypatch: pytest.MonkeyPatch
     """For a server whose memory has no room for more."""
     config = gf.preset("gpt2")
     play(monkeypatch, PLAIN)
-    assert fastest.fastest(config, "int8") == "int4" and fastest.fastest(config, "bf16") == "int4"
+    assert fastest.fastest(config, "int8", True) == "int4" and fastest.fastest(config, "bf16", True) == "int4"
+    assert fastest.fastest(config, "int8") == "int8" and fastest.fastest(config, "int4") == "int4"
     play(monkeypatch, FAST_BF16)
     assert fastest.fastest(config, "int8") == "int8" and fastest.fastest(config, None) == "bf16"
     assert fastest.fastest(gf.preset("llama@10m"), "int8") == "int8"
+
+
+@pytest.mark.parametrize(("kinds", "same"), [({"Q4_1"}, True), ({"Q4_0", "Q4_1"}, True), ({"Q8_0", "Q4_1"}, False)])
+def test_four_bits_are_chosen_only_for_files_of_four_bits(
+    kinds: set[str], same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measured cost of int4 is that of weights with the values of 4 bits already."""
+    play(monkeypatch, AVX2)
+    file, config = tmp_path / "a.gguf", gf.preset("gpt2")
+    monkeypatch.setattr(fastest, "preset", lambda _: config)
+    entries = {f"blk.{i}.w.weight": SimpleNamespace(dtype=kind, shape=(2, 2)) for i, kind in enumerate(kinds)}
+    entries["token_embd.weight"] = SimpleNamespace(dtype="Q8_0", shape=(2, 2))
+    entries["blk.0.norm.weight"] = SimpleNamespace(dtype="F32", shape=(2,))
+    monkeypatch.setattr(gguf, "open_tensors", lambda _: nullcontext(SimpleNamespace(entries=entries)))
+    monkeypatch.setattr(fastest.checkpoints, "locate", lambda _: file)
+    assert decided(file, ModelOptions(), "cpu").quantize == ("int4" if same else "int8")
+    assert decided(f"{file}+window:9", ModelOptions(), "cpu").quantize == "int8"
+
+
+@pytest.mark.parametrize("expression", ["mixtral-8x7b", "mamba-130m", "bart-base"])
+def test_models_of_other_parts_than_the_sample_are_left_as_they_are(
+    expression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, AVX2)
+    assert gf.preset(expression).num_params() > LARGE
+    assert decided(expression, ModelOptions(), "cpu") == ModelOptions(quantize=None)
+
+
+def test_a_clock_that_is_too_coarse_chooses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
+    assert seconds(lambda: dict.fromkeys(COST, 0.0)) == {}
+    play(monkeypatch, {})
+    assert decided("gpt2", ModelOptions(), "cpu").quantize is None and unpaid("int8") == ""
+
+
+def test_model_of_the_library_says_which_precision_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, AVX2)
+    monkeypatch.setattr(chatting, "load", lambda *_, **how: SimpleNamespace(model=torch.nn.Linear(1, 1), how=how))
+    with pytest.warns(UserWarning, match="int8"):
+        found: Any = chatting.loaded_as("gpt2", ModelOptions())
+    assert found.how["quantize"] == "int8"
 
 
 def test_packing_without_gain_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +138,9 @@ def test_load_warns_about_packing_without_gain(tmp_path: Path, monkeypatch: pyte
     config = gf.preset("llama@0.1m+vocab_size=257+context=32")
     gf.save(config.build(seed=0), None, tmp_path / "small")
     play(monkeypatch, PLAIN)
-    gf.load(tmp_path / "small", quantize="int8")  # too small for a warning
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fastest.Unpaid)
+        gf.load(tmp_path / "small", quantize="int8")  # too small for a warning
     monkeypatch.setattr("glassformer.naming.loading.LARGE", 1000)
     with pytest.warns(fastest.Unpaid):
         gf.load(tmp_path / "small", quantize="int8")
@@ -132,3 +182,18 @@ def test_model_in_memory_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     with refused(code="conflict", field="quantize"):
         chatting.loaded_as(loaded, ModelOptions(quantize="int8"))
     assert config.num_params() < LARGE
+
+
+def test_named_dtype_of_a_server_leaves_its_weights_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, FAST_BF16)
+    asked: list[dict[str, Any]] = []
+
+    def load(name: str, **how: Any) -> None:
+        asked.append(how)
+        raise RequestError("enough", code="unsupported", field="model")
+
+    monkeypatch.setattr(server, "load", load)
+    for dtype in ("float32", None):
+        with refused(code="unsupported", field="model"):
+            server.served_models("gpt2", "auto", dtype, None, 64, 1)
+    assert asked == [{"quantize": None, "dtype": "float32"}, {"quantize": None, "dtype": "bfloat16"}]

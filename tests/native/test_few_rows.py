@@ -51,10 +51,11 @@ def test_the_machine_code_has_the_bits_of_the_plain_sums(kernel: tuple[str, ...]
 
 
 @pytest.mark.skipif(native.compiler() is None or platform.machine() != "x86_64", reason="no compiler for x86-64 here")
+@pytest.mark.parametrize("source", sorted(few_rows.SOURCE.parent.glob("*.cpp")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("name", native.KERNELS)
-def test_every_kernel_compiles(name: str, tmp_path: Path) -> None:
+def test_every_kernel_compiles(name: str, source: Path, tmp_path: Path) -> None:
     options = (*native.OPTIONS, *native.KERNELS[name].options, "-O0", "-fsyntax-only")
-    native.build(few_rows.SOURCE, tmp_path / "few", options)
+    native.build(source, tmp_path / "few", options)
 
 
 @runs_avx2
@@ -219,6 +220,19 @@ def test_without_a_compiler_torch_multiplies(compiler: str, tmp_path: Path, monk
     with pytest.warns(UserWarning):
         assert few_rows.kernel() == ""
     assert not list(tmp_path.rglob("*.so"))
+
+
+def test_a_cache_folder_that_cannot_be_made_leaves_the_products_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, HAVE["avx2"])
+    monkeypatch.delenv(native.SWITCH, raising=False)
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
+    for cached in (few_rows.kernel, few_rows._calls, native.shared_object):
+        monkeypatch.setattr(_home(cached), cached.__name__, cached.__wrapped__)
+    with pytest.warns(UserWarning):
+        assert few_rows.kernel() == ""
 
 
 def _home(function: Any) -> Any:

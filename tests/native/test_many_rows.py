@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from glassformer.generation.steps import LEAST_PIECE
 from glassformer.machine import native
 from glassformer.parts import few_rows, many_rows
 from glassformer.parts.linear import Linear
@@ -80,3 +81,14 @@ def test_layer_takes_the_product_where_bf16_is_slow(bias: bool, monkeypatch: pyt
     for y in found:
         assert y.dtype == torch.bfloat16 and y.shape == (2, 20, 24)
         torch.testing.assert_close(y.double(), like, rtol=2**-7, atol=2**-7)
+
+
+@has_kernel
+def test_tokens_of_one_text_decide_and_not_the_number_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty texts that decode a token each take the product of one; pieces of prompts in company take this one."""
+    monkeypatch.setattr(many_rows, "slow_in_bf16", lambda device: True)
+    weight = drawn(8, 48, 0)
+    with torch.no_grad():
+        assert many_rows.linear(drawn(20, 48, 1)[:, None], weight) is None
+        assert many_rows.linear(drawn(20, 48, 1), weight) is None
+        assert many_rows.linear(drawn(LEAST_PIECE, 48, 1)[None], weight) is not None

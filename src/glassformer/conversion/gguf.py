@@ -108,6 +108,14 @@ def read_config(path: Path) -> ModelConfig:
         return _config(file)[1]
 
 
+def is_on_grid_of_4_bits(path: Path) -> bool:
+    """Returns True if all matrices of the blocks of a GGUF are Q4_0 or Q4_1: integers of 4 bits with a scale and a
+    middle for each 32, values that packing to int4 keeps but for bf16 scales."""
+    with open_tensors(path) as file:
+        kinds = {one.dtype for name, one in file.entries.items() if name.startswith("blk.") and len(one.shape) == 2}
+    return bool(kinds) and kinds <= {"Q4_0", "Q4_1"}
+
+
 def read_tokenizer(path: Path) -> Tokenizer | None:
     """Returns the tokenizer of a GGUF; None if the file holds no tokenizer."""
     with open_tensors(path) as file:

@@ -118,7 +118,10 @@ def shared_object(source: Path, name: str, *included: Path) -> ctypes.CDLL:
     key = hashlib.sha256(b"".join(one.read_bytes() for one in (source, *included)) + said.encode()).hexdigest()[:24]
     path = cache_folder() / "native" / f"{source.stem}-{name}-{key}.so"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as problem:
+            raise WorkError(f"{path.parent} cannot be made: {problem}", code="disk") from problem
         with atomic_file(path, private=True) as temporary:
             build(source, temporary, options)
     try:

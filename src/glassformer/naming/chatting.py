@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,7 +16,7 @@ from glassformer.errors import RequestError, WorkError, check_whole, no_memory
 from glassformer.generation.session import Completion, Session
 from glassformer.loaded import Loaded
 from glassformer.model import STATE_DTYPES
-from glassformer.naming.fastest import decided, unpaid
+from glassformer.naming.fastest import Unpaid, decided, reason, unpaid
 from glassformer.naming.loading import load
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.options import AUTO, ModelKeywords, ModelOptions
@@ -98,7 +99,7 @@ def slow_choice(options: ModelOptions) -> str:
         return ""
     if options.quantize == "keep":
         return "quantize=keep unpacks each matrix at every use: several times slower than int8, int4 or no quantize"
-    kind = {None: None, AUTO: None}.get(options.quantize, options.quantize)
+    kind = None if options.quantize == AUTO else options.quantize
     if kind is None and options.dtype == "bfloat16":
         kind = "bf16"
     return "" if kind is None or options.compile else unpaid(kind)
@@ -119,10 +120,16 @@ def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
                 code="conflict", field="quantize", value=options.quantize,
             )  # fmt: skip
         return resolve(model, weights=True, dtype=options.dtype, device=None if options.device == "auto" else device)
-    options = decided(model, options, device)
+    chosen = decided(model, options, device)
+    if options.quantize == AUTO and chosen != replace(options, quantize=None):
+        warnings.warn(reason(chosen))
+    options = chosen
     dtype = options.dtype or ("bfloat16" if options.quantize in QUANTIZED else None)
     try:
-        loaded = load(model, dtype=dtype, device=device, quantize=options.quantize)
+        with warnings.catch_warnings():
+            if options.compile:  # the measured step is not compiled
+                warnings.simplefilter("ignore", Unpaid)
+            loaded = load(model, dtype=dtype, device=device, quantize=options.quantize)
     except RuntimeError as error:
         if device == "cpu" or not no_memory(error):
             raise

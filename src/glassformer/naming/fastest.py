@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 import torch
 
 from glassformer.config import ModelConfig
+from glassformer.conversion import checkpoints
+from glassformer.conversion.gguf import is_on_grid_of_4_bits
 from glassformer.errors import RequestError
 from glassformer.files import remember, remembered
 from glassformer.generation.steps import decode
 from glassformer.machine import thread_cache
 from glassformer.machine.threads import at_most
-from glassformer.naming.models import preset, trial
+from glassformer.naming.models import parse, preset, trial
 from glassformer.options import AUTO, ModelOptions
 from glassformer.parts import few_rows
 from glassformer.parts.precision import onednn_in_bf16
@@ -31,7 +33,9 @@ Options = TypeVar("Options", bound=ModelOptions)
 FILE = "precision.json"
 COST = {"float32": 0.0, "bf16": 0.0, "int8": 0.0036, "int4": 0.0018}
 """Relative rise of the perplexity in each precision, the most exact first: SmolLM2-135M, with a head of 8 bits for int4
-(docs/benchmarks/quality.md)."""
+(docs/benchmarks/quality.md). The file of that model has 4 bits, so the figure of int4 holds only for such files."""
+MEASURED = frozenset({"attention", "glu", "mlp"})
+"""Kinds of mixers and feed-forward networks of the sample model, whose times hold for models of these."""
 LARGE = 100_000_000
 """Least number of parameters of a model whose precision is chosen: the cost in quality of smaller ones was not
 measured, and they are fast in any precision."""
@@ -49,11 +53,13 @@ class Unpaid(UserWarning):
 
 def seconds(measure: Callable[[], dict[str, float]] | None = None) -> Mapping[str, float]:
     """Returns the seconds of a token of the sample model in each precision on this processor, measured on the first
-    call for a machine and then kept."""
+    call for a machine and then kept; empty if the clock is too coarse."""
     key = f"{thread_cache.here()}, {few_rows.kernel() or 'torch'}"
     found = remembered(FILE, key)
     if not _are_seconds(found):
         found = (measure or measured)()
+        if not _are_seconds(found):
+            return {}
         remember(FILE, key, found)
     return dict(found)
 
@@ -89,17 +95,20 @@ def measured() -> dict[str, float]:
     return best
 
 
-def fastest(config: ModelConfig, most_exact: str | None = None) -> str | None:
+def fastest(config: ModelConfig, most_exact: str | None = None, four_bits: bool = False) -> str | None:
     """Returns the precision of weights with which a model decodes fastest on this CPU: bf16, int8, int4, or None for
     weights as they are stored.
 
     most_exact   the most exact precision to consider; None for all
+    four_bits    True if the weights of the file are on the grid of int4 (`is_on_grid_of_4_bits`); otherwise int8 is
+                 the least exact precision to consider, unless `most_exact` is int4
 
-    A less exact one is chosen only if it saves time, and for models of `LARGE` parameters and more."""
-    if config.num_params() < LARGE:
+    A less exact one is chosen only if it saves time, and for models of `LARGE` parameters and more, of `MEASURED`
+    parts, and without an encoder."""
+    parts = {part.kind for layer in config.layers() for part in (layer.mixer, layer.ffn) if part is not None}
+    if config.num_params() < LARGE or config.encoder is not None or not parts <= MEASURED or not (taken := seconds()):
         return most_exact
-    order = list(COST)
-    taken = seconds()
+    order = [one for one in COST if four_bits or one != "int4" or most_exact == "int4"]
     chosen = most_exact or order[0]
     for kind in order[order.index(chosen) + 1 :]:
         if taken[kind] < PAYS * taken[chosen]:
@@ -120,10 +129,22 @@ def decided(expression: str | Path, options: Options, device: str) -> Options:
             config = preset(expression)
     except RequestError:  # loading says it
         return asked
-    kind = fastest(config)
+    kind = fastest(config, four_bits=has_four_bits(expression))
     if kind is None:
         return asked
     return replace(asked, **how(kind))
+
+
+def has_four_bits(expression: str | Path) -> bool:
+    """Returns True if an expression names a GGUF without changes whose weights are on the grid of int4."""
+    name, _, changes = parse(expression)
+    if changes or name.startswith("hf:"):  # a question may not start a download
+        return False
+    try:
+        path = checkpoints.locate(name)
+    except RequestError:  # loading says it
+        return False
+    return path.suffix == ".gguf" and is_on_grid_of_4_bits(path)
 
 
 def how(kind: str | None) -> dict[str, Any]:
@@ -145,7 +166,8 @@ def reason(options: ModelOptions) -> str:
 def unpaid(kind: str) -> str:
     """Returns a sentence if a token takes as long on this processor with weights in fewer bits as with those in bf16 or
     float32; otherwise an empty text."""
-    taken = seconds()
+    if not (taken := seconds()):
+        return ""
     others = {one: taken[one] for one in ("float32", "bf16") if one != kind}
     best = min(others, key=lambda one: others[one])
     ratio = taken[kind] / others[best]

@@ -25,9 +25,9 @@ from glassformer.parts import few_rows
 from glassformer.parts.precision import slow_in_bf16, traced
 
 SOURCE = few_rows.SOURCE.with_name("many_rows.cpp")
-FROM = 17
-"""Least number of rows for which this product is used; fewer rows take torch's, which reads the matrix as it is
-stored."""
+FROM = 16
+"""Least number of tokens of a text for which this product is used; fewer take torch's, which reads the matrix as it is
+stored. The number of texts does not count, so that a row has the same bits in any company."""
 
 
 @cache
@@ -61,11 +61,11 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """Returns x W^T + b for x (..., i) and W (o, i) in bf16, computed by the C++; None if torch's product should
-    compute it: for other dtypes, few rows, or with gradients."""
+    """Returns x W^T + b for x (b, s, i) and W (o, i) in bf16, computed by the C++; None if torch's product should
+    compute it: for other dtypes, other shapes of x, few tokens s, or with gradients."""
     if traced() or torch.is_grad_enabled() or not x.dtype == weight.dtype == torch.bfloat16:
         return None
-    if x.numel() < FROM * x.shape[-1] or not serves(x.device.type):
+    if x.dim() != 3 or x.shape[1] < FROM or not serves(x.device.type):
         return None
     y = product(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
     return y if bias is None else y + bias

@@ -17,7 +17,7 @@ from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, check_whole
 from glassformer.figures.terminal import Printed, size
 from glassformer.loaded import Loaded
-from glassformer.naming.fastest import fastest, how
+from glassformer.naming.fastest import fastest, has_four_bits, how
 from glassformer.naming.loading import load
 from glassformer.naming.models import preset
 from glassformer.options import AUTO
@@ -226,7 +226,8 @@ def served_models(
         asked: dict[str, Any] = {"quantize": quantize, "dtype": dtype}
         if quantize == AUTO and not isinstance(one, Loaded):
             config = preset(one)
-            asked |= how(fastest(config, fitting(config, ctx, slots, machine.free_memory())))
+            kind = fitting(config, ctx, slots, machine.free_memory())
+            asked |= {"quantize": None} if dtype is not None else how(fastest(config, kind, has_four_bits(one)))
         loaded = one if isinstance(one, Loaded) else load(one, **asked)
         found.append(Served(name, loaded, slots, ctx, state_dtype))
         if found[-1].session is None and found[-1].embedder is None:
