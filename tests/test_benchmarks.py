@@ -148,17 +148,17 @@ def test_rows_of_another_machine_are_not_mixed_with_new_ones(tmp_path: Path) -> 
 
 
 def test_a_cliff_is_time_that_flops_do_not_explain() -> None:
-    """Twice the time for twice the FLOPs is none; five times in bf16 where the model takes twice the time is one."""
+    """Twice the time is a cliff only without twice the FLOPs; in bf16, only beyond the unchanged model's own ratio."""
     base = {"expression": cliffs.BASE, "float32": 10.0, "bfloat16": 20.0, "flops": 1e6}
     base |= {f"unchanged {dtype}": base[dtype] for dtype in cliffs.DTYPES}
     found = {
         cliffs.BASE: base,
         "mixer wide": {**base, "float32": 20.0, "bfloat16": 100.0, "flops": 2e6},
-        "head none": {"expression": "x", "refused": "no head"},
+        "head odd": {"expression": "x", "refused": "no head"},
     }
     assert cliffs.ratios(found) == {cliffs.BASE: (1.0, 1.0), "mixer wide": (1.0, 2.5)}
     text = cliffs.table({"here": found})
-    assert "| mixer wide | 20.0 | 1.00 | **2.50** |" in text and "- head none: no head" in text
+    assert "| mixer wide | 20.0 | 1.00 | **2.50** |" in text and "- head odd: no head" in text
 
 
 def test_rows_of_cliffs_are_models() -> None:

@@ -168,6 +168,7 @@ records = st.fixed_dictionaries(
 
 
 @given(st.lists(st.one_of(records, junk), max_size=8))
+@example([{"step": 0, "statistics": {}}])
 @settings(max_examples=150, deadline=None)
 def test_anything_makes_a_bounded_tree_that_json_can_hold(found: list) -> None:
     made = summarise(found)

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import statistics
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -187,8 +187,8 @@ def _edges(rows: Sequence[Row]) -> list[int]:
     last = max(step for step, _ in rows)
     full = sorted({step for step, stats in rows if stats.keys() - PULSE} or {step for step, _ in rows})
     gaps = sorted(b - a for a, b in itertools.pairwise([0, *full]))
-    covered = list(itertools.accumulate(gaps))
-    usual = max(1, gaps[bisect_right(covered, covered[-1] / 2)])
+    covered = itertools.accumulate(gaps)
+    usual = next((gap for gap, steps in zip(gaps, covered, strict=True) if 2 * steps > full[-1]), 1)
     count = max(1, min(WINDOWS, last // usual))
     return [last * (i + 1) // count for i in range(count)]
 
