@@ -76,24 +76,23 @@ async def stream(port: int, model: str, prompt: str, new: int) -> list[float]:
     raw = json.dumps(body).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(raw)}\r\nConnection: close\r\n\r\n"
-    stamps, usage, last = [time.perf_counter()], 0, b""
+    stamps, lines = [time.perf_counter()], list[bytes]()
     reading, writing = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     try:
         writing.write(head.encode() + raw)
         await writing.drain()
         while line := await reading.readline():
             if line.startswith(b"data: {"):
-                last = line
-                piece = json.loads(line[6:])
-                if piece.get("usage"):
-                    usage = piece["usage"]["completion_tokens"]
-                if piece.get("choices") and not piece["choices"][0].get("finish_reason"):
-                    stamps.append(time.perf_counter())
+                lines.append(line)
+                stamps.append(time.perf_counter())
     finally:
         writing.close()
+    pieces = [json.loads(line[6:]) for line in lines]  # afterwards, because the servers use all cores
+    usage = next((piece["usage"]["completion_tokens"] for piece in pieces if piece.get("usage")), 0)
     if usage != new:
-        raise WorkError(f"a stream of {new} tokens had {usage}: {last[:200]!r}", code="failed")
-    return stamps
+        raise WorkError(f"a stream of {new} tokens had {usage}: {lines[-1:]}", code="failed")
+    grown = [bool(piece.get("choices")) and not piece["choices"][0].get("finish_reason") for piece in pieces]
+    return [stamps[0], *(at for at, one in zip(stamps[1:], grown, strict=True) if one)]
 
 
 async def together(port: int, model: str, texts: Sequence[str], new: int) -> list[list[float]]:
@@ -103,7 +102,7 @@ async def together(port: int, model: str, texts: Sequence[str], new: int) -> lis
 async def joined(port: int, model: str, short: str, long: str, new: int) -> dict[str, float]:
     """Returns the time between tokens of a running stream, before and while a long prompt is read."""
     running = asyncio.create_task(stream(port, model, short, new))
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(1.0)
     start = time.perf_counter()
     other = await stream(port, model, long, 2)
     times = await running
@@ -243,7 +242,7 @@ def run(rounds: int = 3, threads: int | None = None, quiet: bool = False, quick:
             if turn and not quick:
                 short, long = fresh(1)[0], fresh(1, LONG)[0]
                 for side in found:
-                    many = 6 * TOKENS
+                    many = 12 * TOKENS
                     if side == SESSION:
                         joining[side].append(workers[side].ask("joined", short=short, long=long, new=many))
                     else:

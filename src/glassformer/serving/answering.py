@@ -7,8 +7,7 @@ Completing    answers in the two formats of OpenAI that have choices
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +25,6 @@ from glassformer.serving.streams import EventStream, Json, unless_gone
 from glassformer.serving.tools import Call, CallReader
 from glassformer.serving.wire import event, refusal
 from glassformer.text.spelling import Spelling
-
-PING = 15.0
-"""Seconds without an event after which a stream sends a comment."""
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
@@ -74,7 +70,7 @@ class Answering:
         """Returns the answer, whole or as a stream. Raises Gone if the client closes its connection first."""
         headers = ignored_header(self.given.ignored())
         if self.given.stream:
-            return EventStream(self._pinging(self.events()), headers)
+            return EventStream(self.events(), headers)
         try:
             return Json(await unless_gone(self.whole(), request.receive), headers=headers)
         finally:
@@ -85,7 +81,7 @@ class Answering:
         """Returns the body of the whole answer. Raises WorkError for a failed text."""
         raise NotImplementedError
 
-    def events(self) -> AsyncIterator[bytes]:
+    def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the server-sent events of a streamed answer, encoded."""
         raise NotImplementedError
 
@@ -115,30 +111,6 @@ class Answering:
                 rest = "" if reader is None else reader.close()
                 grown.append(Growth(index, rest, entries[index].close(), end=True))
             yield grown
-
-    async def _pinging(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yields the events, and a comment after each `PING` seconds of silence, so that connections stay open."""
-        iterator = events.__aiter__()
-        coming: asyncio.Future[bytes] | None = None
-        try:
-            while True:
-                coming = coming or asyncio.ensure_future(anext(iterator))
-                await asyncio.wait({coming}, timeout=PING)
-                if not coming.done():
-                    yield b": still computing\n\n"
-                    continue
-                try:
-                    found = coming.result()
-                except StopAsyncIteration:
-                    return
-                coming = None
-                yield found
-        finally:
-            if coming is not None:
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
-            if self.task is not None:
-                self.task.cancel()
 
 
 class Completing(Answering):
@@ -194,7 +166,7 @@ class Completing(Answering):
             choices.append(choice | ({} if self.insight is None else {"glass": one.inside}))
         return self.form.body(choices, self.usage)
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the server-sent events of a streamed answer, encoded."""
         wanted = self.given.stream_options
         each = bool(wanted and wanted.continuous_usage_stats)

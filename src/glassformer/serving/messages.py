@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -263,7 +263,7 @@ class MessageAnswering(Answering):
         content: list[Any] = [{"type": "text", "text": text}] if text or not calls else []
         return self._message(content + [_use(one) | {"input": json.loads(one.arguments)} for one in calls], True)
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the server-sent events of a streamed answer, encoded."""
         block, inside = 0, False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -305,7 +305,7 @@ class ResponseAnswering(Answering):
         self.number += 1
         return named(kind, sequence_number=self.number, **fields)
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yields the server-sent events of a streamed answer, encoded."""
         output, text, tokens = list[Any](), "", list[SpelledToken]()
         inside = False

@@ -193,8 +193,7 @@ def serve(
             raise RequestError(code="range", field=field, value=number, expected=f"from 0 to {most:,}")
     access = access_of(host, token, allow_origin)
     need_libraries()
-    if threads is not None:
-        torch.set_num_threads(threads)
+    machine.apply(machine.settings("cpu", threads=threads))
     served = served_models(models, quantize, dtype, state_dtype, ctx, slots)
     if dry:
         return offer(host, port, served, access)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing, suppress
 from typing import Any
 
 from starlette.responses import Response
@@ -23,25 +23,48 @@ class Json(Response):
         return dumps(content).encode()
 
 
-class EventStream(Response):
-    """HTTP response of server-sent events; their iterator is closed as soon as the client has gone."""
+PING = 15.0
+"""Seconds without an event after which a stream sends a comment, so that its connection stays open."""
 
-    def __init__(self, events: AsyncIterator[bytes], headers: dict[str, str]) -> None:
+
+class EventStream(Response):
+    """HTTP response of server-sent events, with comments in pauses; their generator is closed as soon as the
+    client has gone."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
         super().__init__(headers={"x-accel-buffering": "no", **headers}, media_type="text/event-stream")
         del self.headers["content-length"]
         self.events = events
+        self._last = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events until they end or the client goes."""
+        clock = asyncio.get_running_loop().time
 
         async def all_of_them() -> None:
-            async for chunk in self.events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            async with aclosing(self.events) as events:
+                async for chunk in events:
+                    self._last = clock()
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            comments.cancel()
             await send({"type": "http.response.body", "body": b""})
 
+        async def while_silent() -> None:
+            while True:
+                await asyncio.sleep(max(0.0, self._last + PING - clock()))
+                if clock() >= self._last + PING:
+                    self._last = clock()
+                    await send({"type": "http.response.body", "body": b": still computing\n\n", "more_body": True})
+
+        self._last = clock()
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        with suppress(Gone):  # the connection is closed
-            await unless_gone(all_of_them(), receive)
+        comments = asyncio.ensure_future(while_silent())
+        try:
+            with suppress(Gone):  # the connection is closed
+                await unless_gone(all_of_them(), receive)
+        finally:
+            comments.cancel()
+            await asyncio.gather(comments, return_exceptions=True)
 
 
 class Gone(Exception):

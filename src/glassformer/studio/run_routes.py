@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from glassformer.serving.body import body_of
-from glassformer.serving.streams import Json
+from glassformer.serving.streams import EventStream, Json
 from glassformer.studio.bodies import (
     DynamicsRequest,
     RunRequestBody,
@@ -108,9 +108,7 @@ class RunRoutes:
         name = request.path_params["name"]
         runs = await run_in_threadpool(self.runs)
         await run_in_threadpool(runs.known, name)
-        from glassformer.studio.runs import RunEvents
-
-        return RunEvents(runs.events(name, request.headers.get("last-event-id")))
+        return EventStream(runs.events(name, request.headers.get("last-event-id")), {})
 
     async def report(self, request: Request) -> Response:
         """Answers GET /api/runs/NAME/report with the report of a training, for a frame; status 404 before it is

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import shlex
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -31,8 +31,6 @@ from glassformer.report.dynamics import live_dynamics
 from glassformer.runs.arms import arms_of
 from glassformer.runs.results import Results, RunResult
 from glassformer.runs.wording import best_words, verdict_sentence
-from glassformer.serving.guard import Receive, Scope, Send
-from glassformer.serving.streams import EventStream, Gone
 from glassformer.serving.wire import dumps
 from glassformer.studio.blocks import blocks
 from glassformer.studio.bodies import TrainRequest
@@ -266,7 +264,7 @@ class Runs:
                 self._views.pop(next(iter(self._views)))
             return kept
 
-    async def events(self, name: str, seen: str | None) -> AsyncIterator[bytes]:
+    async def events(self, name: str, seen: str | None) -> AsyncGenerator[bytes, None]:
         """Yields the view of a comparison whenever its files change, until it ends, as server-sent events; comments in
         between. `seen` is the id of the last event that the page has, None without one. If the comparison vanishes, the
         last event is an error."""
@@ -318,15 +316,3 @@ def _how(place: Path, design: dict[str, Any]) -> dict[str, list[str]]:
 
 def _watch(design: dict[str, Any]) -> dict[str, Any]:
     return {"watch": design["watch"]} if design.get("watch") else {}
-
-
-class RunEvents(EventStream):
-    """Event stream that ends without an error when the page is closed."""
-
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
-        super().__init__(events, {})
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events until they end or the page is closed."""
-        with suppress(Gone):
-            await super().__call__(scope, receive, send)
