@@ -71,7 +71,7 @@ class CompiledStep:
 
     def __call__(self, tokens: Tensor, state: ModelState) -> Tensor:
         assert self._run is not None, "load() it first"
-        warn_crossing(self.model, state, 1)
+        warn_crossing(self.model.settled, state, 1)
         if state.rows is None:
             state.spread([state.length] * self.batch)
         seen = self.max_len if self._graph else max(state.length + 1, SHORTEST)

@@ -253,6 +253,8 @@ class Engine:
         """State of a single running request; None with several, or without one."""
         self._batch: ModelState | None = None
         """State of all rows of the batch; None until a second request joins."""
+        self._used: ModelState | None = None
+        """State of the rows in use, which shares the memory of the batch; None after a row was taken or freed."""
         self._lengths: list[int] = []
         self._changed: dict[GenerationRequest, None] = {}
         """Requests that changed since the last step returned, in order (the values mean nothing)."""
@@ -363,7 +365,7 @@ class Engine:
         """Bounds later prompts and their answers by `context`, while no request is open; drops kept states and a
         compiled step."""
         assert not self.requests
-        self.context, self.compiled, self._batch, self._reads = context, None, None, []
+        self.context, self.compiled, self._batch, self._used, self._reads = context, None, None, None, []
 
     def __iter__(self) -> Iterator[list[GenerationRequest]]:
         """Yields the requests that each step changed, until all are complete."""
@@ -493,7 +495,7 @@ class Engine:
         """Moves the running requests to the front of the queue, because the contents of their states are unknown."""
         self.waiting = deque(dict.fromkeys([*self.running, *self.waiting]))
         self.running, self._lengths, self._alone, self._reading = [], [], None, None
-        self._piece_reader = None
+        self._piece_reader = self._used = None
         for tensor in () if self._batch is None else self._batch.tensors().values():
             tensor.zero_()
 
@@ -520,9 +522,9 @@ class Engine:
             return decode(self.model, tokens, self._alone) if not self.compiled else self.compiled(tokens, self._alone)
         assert self._batch is not None
         if self.compiled is None:
-            rows = self._batch.first(k)
-            rows.spread(self._lengths)
-            return decode(self.model, tokens, rows)
+            self._used = self._used or self._batch.first(k)
+            self._used.spread(self._lengths)
+            return decode(self.model, tokens, self._used)
         self._batch.spread(self._lengths + [0] * (self.slots - k))
         filled = torch.cat([tokens, tokens.new_zeros(self.slots - k, 1)])
         return self.compiled(filled, self._batch)[:k]
@@ -542,6 +544,7 @@ class Engine:
 
     def _seat(self, state: ModelState) -> None:
         """Puts a state into the next row of the batch; a state of the only request is used as it is."""
+        self._used = None
         if not self.running and (self.compiled is None or self.slots == 1):
             self._alone = self._copied(state) if any(one.state is state for one in self._reads) else state
             return
@@ -629,6 +632,7 @@ class Engine:
 
     def _leave(self, row: int) -> None:
         """Frees a row: moves the last row into its place, and clears the last row."""
+        self._used = None
         last, alone, one = len(self.running) - 1, self._alone, self.running[row]
         if self.answers and self._keeps and one.error is None and not self.model.takes_prefix:
             self._keep_answer((one.prompt + one.tokens)[: self._lengths[row]], row)

@@ -18,7 +18,7 @@ from functools import cache, partial
 from itertools import accumulate, repeat
 from operator import is_
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +33,12 @@ from glassformer.parts.ffn import Glu, Mlp
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
 from glassformer.parts.mixer.attention import Attention
+from glassformer.parts.mixer.kv import Cells
 from glassformer.parts.mixer.qk_norm import QKNorm
 from glassformer.parts.norm import Identity, LayerNorm, RMSNorm
 from glassformer.parts.position import Alibi, Rotary
 from glassformer.parts.quantized import Int4Linear, Int8Linear
-from glassformer.parts.state import ModelState
+from glassformer.parts.state import ModelState, State
 
 SOURCE = few_rows.SOURCE.with_name("native_step.cpp")
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -487,13 +488,38 @@ class NativeStep:
         """Writes the instructions. Raises NoInstructions for a model with a part without instructions."""
         self.program, self.begin, self.logits = written(model)
         self.listed, self.width = self.program.finished()
+        self.settled = model.settled
+        self._kept: weakref.WeakKeyDictionary[ModelState, tuple[list[Tensor], Any]] = weakref.WeakKeyDictionary()
 
     def serves(self, state: ModelState) -> bool:
         """Returns True if the instructions can read the caches of the state, and no part of the model has a hook."""
         if state.documents is not None or state.positions is not None or self.program.intercepted:
             return False
+        return self.caches(state) is not None
+
+    def caches(self, state: ModelState) -> Any:
+        """Returns an array with the addresses of each layer's cache, kept until the state has other tensors; None for a
+        state with another kind of memory or layout."""
         rings = [None if one is None else one.ring for one in state.layers]
-        return all(ring is not None and all(_readable(cells.values) for cells in ring) for ring in rings)
+        if None in rings:
+            return None
+        cells = [one for ring in rings for one in cast("tuple[Cells, Cells]", ring)]
+        tensors = [tensor for one in cells for tensor in one.tensors()]
+        kept, found = self._kept.get(state, ((), None))
+        if len(kept) == len(tensors) and all(map(is_, kept, tensors)):
+            return found
+        if not all(_readable(one.values) for one in cells):
+            return None
+        found = (_Cache * len(rings))()
+        for mine, keys, values in zip(found, cells[::2], cells[1::2], strict=True):
+            (k, *k_scales), (v, *v_scales) = keys.tensors(), values.tensors()
+            mine.keys, mine.values, mine.slots = k.data_ptr(), v.data_ptr(), k.shape[2]
+            mine.key_stride, mine.value_stride, mine.code = k.stride(0), v.stride(0), CODES[k.dtype]
+            if k_scales:
+                mine.key_scales, mine.value_scales = k_scales[0].data_ptr(), v_scales[0].data_ptr()
+                mine.scale_stride = k_scales[0].stride(0)
+        self._kept[state] = tensors, found
+        return found
 
     def __call__(self, model: Model, tokens: Tensor, state: ModelState) -> Tensor:
         rows, start = len(tokens), state.length
@@ -504,15 +530,8 @@ class NativeStep:
         first = begin.offset * rows
         values[first : first + rows * begin.width].view(rows, -1).copy_(x[:, 0])
         lengths = state.lengths()
-        caches = (_Cache * len(state.layers))()
-        states: list[Any] = state.layers
-        for mine, layer in zip(caches, states, strict=True):
-            (keys, *key_scales), (cells, *value_scales) = (one.tensors() for one in layer.ring)
-            mine.keys, mine.values, mine.slots = keys.data_ptr(), cells.data_ptr(), keys.shape[2]
-            mine.key_stride, mine.value_stride, mine.code = keys.stride(0), cells.stride(0), CODES[keys.dtype]
-            if key_scales:
-                mine.key_scales, mine.value_scales = key_scales[0].data_ptr(), value_scales[0].data_ptr()
-                mine.scale_stride = key_scales[0].stride(0)
+        caches = self.caches(state)
+        for layer in cast("list[State]", state.layers):
             layer.mark(start + 1)
         made = [[_by_row(part) for part in rotary.tables(pass_)] for rotary in self.program.tables]
         tables = (_Table * max(len(made), 1))()

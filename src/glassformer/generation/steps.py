@@ -60,7 +60,7 @@ def prefill(
     prompt past the length at which rotary frequencies change, because all its tokens have those of the whole length."""
     check_whole("chunk", chunk)
     prefix = None
-    if warn_crossing(model, state, tokens.shape[1]):
+    if warn_crossing(model.settled, state, tokens.shape[1]):
         chunk = state.length + tokens.shape[1]
     if model.takes_prefix and not state.length:
         prefix, chunk = torch.ones_like(tokens, dtype=torch.bool), tokens.shape[1]
@@ -142,17 +142,17 @@ def new_state(model: Model, batch: int, max_len: int, *rest: Any, **more: Any) -
 
 def decode(model: Model, tokens: Int[Tensor, "b 1"], state: ModelState) -> Float[Tensor, "b v"]:
     """Reads one token in each row into `state`; returns the logits (b, v) of the next token."""
-    warn_crossing(model, state, 1)
     step = native_step(model, state)
+    warn_crossing(model.settled if step is None else step.settled, state, 1)
     with paced(model, ("decode", len(tokens)), free=step is not None or same_bits(model)):
         return model(tokens, state)[:, -1] if step is None else step(model, tokens, state)
 
 
-def warn_crossing(model: Model, state: ModelState, more: int) -> bool:
-    """Returns True if `more` tokens end past the length at which the encodings of positions change.
+def warn_crossing(settled: int | None, state: ModelState, more: int) -> bool:
+    """Returns True if `more` tokens end past the length `settled` at which a model's encodings of positions change.
 
     Warns if the state holds a shorter text: its keys keep the encodings that they were read with."""
-    if (settled := model.settled) is None or state.length + more <= settled:
+    if settled is None or state.length + more <= settled:
         return False
     if 0 < state.length <= settled:
         warnings.warn(

@@ -249,8 +249,11 @@ class ModelState:
                 for layer in self.layers:
                     if layer is not None:
                         layer.truncate(shorter)
-        tensors = self.tensors()
-        device = next(iter(tensors.values())).device if tensors else None
+        if self.rows is None:
+            tensors = self.tensors()
+            device = next(iter(tensors.values())).device if tensors else None
+        else:
+            device = self.rows.device
         self.rows = torch.tensor(list(lengths), device=device)
         self.length = max(lengths)
 
