@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import socket
+import time
 from typing import Any
 
 import pytest
@@ -17,6 +20,8 @@ from glassformer.serving.metrics import TYPE
 from glassformer.serving.server import fitting, serve
 from tests.refused import refused
 from tests.serving.conftest import HOST, TOKEN, Logged
+
+httpx = pytest.importorskip("httpx", reason="pip install httpx")
 
 BODIES = {
     "/v1/chat/completions": {"model": "talker", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
@@ -149,6 +154,48 @@ def test_limits_of_bodies(client: Any, route: str, monkeypatch: pytest.MonkeyPat
     assert client.post(route, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
     assert client.get(route).status_code == 405
     assert ask(client, route).status_code == 200
+
+
+def test_half_of_a_body_is_waited_for_within_a_bound(live: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every route, at once: a client sends half a body and nothing more. A route that reads it answers 408, and each
+    connection is closed; other users are served meanwhile."""
+    monkeypatch.setattr(guard, "SECONDS_TO_READ", 2.0)
+    address = ("127.0.0.1", int(live.rpartition(":")[2]))
+    slow = {}
+    try:
+        for route in ROUTES:
+            raw = json.dumps(BODIES.get(route, {})).encode()
+            head = f"{'POST' if route in BODIES else 'GET'} {route} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+            slow[route] = socket.create_connection(address)
+            slow[route].sendall(head.encode() + raw[: len(raw) // 2])
+        assert httpx.post(f"{live}/v1/completions", json=BODIES["/v1/completions"], timeout=60).status_code == 200
+        for route, sock in slow.items():
+            sock.settimeout(30)
+            answer = b"".join(iter(lambda sock=sock: sock.recv(4096), b""))  # type: ignore[misc]
+            status = 408 if route in BODIES else expected(route)
+            assert answer.startswith(f"HTTP/1.1 {status} ".encode()), (route, answer)
+    finally:
+        for sock in slow.values():
+            sock.close()
+
+
+def test_body_that_drips_has_the_same_bound(live: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that arrive in time one by one, all together too late."""
+    monkeypatch.setattr(guard, "SECONDS_TO_READ", 0.5)
+    head = (
+        b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", int(live.rpartition(":")[2]))) as sock:
+        sock.settimeout(0.1)
+        sock.sendall(head)
+        until, answer = time.monotonic() + 20, b""
+        while not answer:
+            assert time.monotonic() < until
+            sock.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                answer = sock.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 408 ")
 
 
 def test_number_of_requests_is_bounded(computer: Computer, log: Logged) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,10 @@ import torch
 import glassformer as gf
 from glassformer.lens.logit_lens import logit_lens
 from glassformer.loaded import Loaded
+from glassformer.serving import inside
+from glassformer.serving.computing import Served
+from glassformer.serving.inside import Inside, Insight
+from glassformer.text.spelling import Spelling
 from tests.serving.test_api import HELLO, chat, complete, events
 
 SEEN = {"sites": ["layers.0.mixer.pattern", "layers.1.resid_post"], "top": 3, "entropy": True, "lens": True}
@@ -86,12 +91,81 @@ def test_other_requests_keep_their_bits(client: Any) -> None:
 
 
 def test_values_are_bounded_and_omissions_are_named(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from glassformer.serving import inside
-
     monkeypatch.setattr(inside, "LARGEST", 400)
     found = chat(client, max_tokens=2, glass={"sites": ["layers.*.mixer.pattern"], "top": 32}).json()["choices"][0]
     for one in found["glass"]:
         assert one["omitted"] and len(json.dumps(one["sites"])) < 500
+
+
+def test_values_of_a_text_are_bounded(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the bound is reached, a token carries its entropy and the kinds of what is omitted."""
+    whole = chat(client, max_tokens=12, glass=SEEN).json()["choices"][0]
+    monkeypatch.setattr(inside, "LARGEST_TEXT", 5 * len(json.dumps(whole["glass"][0])))
+    cut = chat(client, max_tokens=12, glass=SEEN).json()["choices"][0]
+    assert cut["message"] == whole["message"]
+    count = sum("sites" in one for one in cut["glass"])
+    assert 2 <= count <= 8 and cut["glass"][:count] == whole["glass"][:count]
+    for one, other in zip(cut["glass"][count:], whole["glass"][count:], strict=True):
+        assert one == {**{key: other[key] for key in ("id", "token", "entropy")}, "omitted": ["lens", "sites"]}
+
+
+EVERY = {"sites": ["layers.*.mixer.pattern", "layers.*.resid_post", "embed", "logits"], "top": 32, "lens": True}
+
+
+def insight(loaded: Loaded, **asked: Any) -> Insight:
+    assert loaded.tokenizer is not None
+    return Insight(Inside(**asked), loaded.model, loaded.config, Spelling(loaded.tokenizer))
+
+
+def test_only_the_last_position_is_kept(letters: Loaded) -> None:
+    observer = insight(letters, **EVERY)
+    with torch.inference_mode(), observer.watching(True):
+        letters.model(torch.randint(29, (1, 200)))
+    assert len(observer._seen) >= 4
+    assert all(x.untyped_storage().nbytes() == 4 * x.numel() for x in observer._seen.values())
+
+
+@pytest.mark.parametrize("more", [{}, {"edit": ["layers.0.heads.1", "layers.1"]}])
+def test_a_running_text_waits_for_an_observed_one_as_for_a_prompt(
+    letters: Loaded, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that counts, decoding takes 4, and a layer, or the values of a place, 1, so at most floor(0.9 * 4) = 3
+    of them come between two tokens of the running text. Tokens and values are those of a request without company."""
+    alone = insight(letters, **EVERY, **more)
+    session = Served("letters", letters, slots=2).session
+    assert session is not None
+    expected = session.submit("ab" * 100, max_new_tokens=4, temperature=1.0, seed=1, observer=alone).result()
+
+    now, log, engine = 0, "", session._engine
+
+    def tick(took: int, letter: str) -> None:
+        nonlocal now, log
+        now, log = now + took, log + letter
+
+    def layers(*given: Any) -> Iterator[torch.Tensor]:
+        for x in run(*given):
+            tick(1, "l")
+            yield x
+
+    run, decode, lens, value = letters.model.states_by_layer, engine._decode, Insight._lens, Insight._value
+    monkeypatch.setattr(letters.model, "states_by_layer", layers)
+    monkeypatch.setattr(engine, "_decode", lambda tokens: (tick(4, "."), decode(tokens))[1])
+    monkeypatch.setattr(Insight, "_lens", lambda *given: (tick(1, "v"), lens(*given))[1])
+    monkeypatch.setattr(Insight, "_value", lambda *given: (tick(1, "v"), value(*given))[1])
+    monkeypatch.setattr(engine, "clock", lambda: now)
+    running = session.submit("once", max_new_tokens=200, stop_at_eos=False)
+    session.step()
+    observer = insight(letters, **EVERY, **more)
+    watched = session.submit("ab" * 100, max_new_tokens=4, temperature=1.0, seed=1, observer=observer)
+    while watched.finish_reason is None:
+        session.step()
+    assert running.finish_reason is None
+    running.cancel()
+    turns = log.strip(".").split(".")
+    assert max(map(len, turns)) == 3 and log.count("l") == 3 * (4 + 3)  # two layers and the norm: pieces, tokens
+    assert log.count("v") == 4 * len(alone.tokens[0]["sites"] | dict(enumerate(alone.tokens[0]["lens"])))
+    assert watched.result().tokens == expected.tokens and observer.tokens == alone.tokens
+    session.close()
 
 
 def test_sites_are_listed(client: Any) -> None:

@@ -419,7 +419,7 @@ class Engine:
             self._join(self.waiting[0])
             self.waiting.popleft()
         if self.guests:
-            self._serve(self.guests[0])
+            self._serve(self.guests[0], until)
         self.settle()
 
     def _read_piece(self, request: GenerationRequest, left: int, until: float | None) -> int | None:
@@ -468,12 +468,15 @@ class Engine:
 
         return over
 
-    def _serve(self, guest: GenerationRequest) -> None:
-        """Adds the next token of a guest, computed by its iterator `own`; an exception ends only this guest."""
+    def _serve(self, guest: GenerationRequest, until: float | None) -> None:
+        """Adds the next token of a guest, computed by its iterator `own`: parts of the work, at least one, until the
+        token or the time `until`; one part if None. An exception ends only this guest."""
         assert guest.own is not None
         self._note(guest)
+        over = self._over(until)
         try:
-            found = next(guest.own)
+            while (found := next(guest.own)) is None and until is not None and not over():
+                pass
         except StopIteration:
             guest.finish = guest.finish or "length"
         except WorkError as problem:

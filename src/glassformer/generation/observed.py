@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from glassformer.errors import WorkError
 from glassformer.generation.engine import GenerationRequest, ruled
+from glassformer.generation.native_step import native_step
 from glassformer.generation.sampling import Sampled, choose
-from glassformer.generation.steps import decode, split_pieces
+from glassformer.generation.steps import PieceReader, decode, split_pieces, warn_crossing
 from glassformer.model import Model
 from glassformer.parts.state import ModelState
 
@@ -20,31 +21,30 @@ from glassformer.parts.state import ModelState
 class Observer(Protocol):
     """Reader, and editor, of values inside a model."""
 
-    def watching(self) -> AbstractContextManager[None]:
-        """Returns a context in which this observer sees, and may edit, the values of each pass."""
+    def watching(self, seen: bool) -> AbstractContextManager[None]:
+        """Returns a context in which this observer may edit the values of a pass, or of some of its layers, and sees
+        them if `seen`: the pass gives a token."""
 
-    def token(self, token: int, logits: Tensor) -> None:
-        """Takes a new token and the logits (v,) that it was drawn from."""
+    def token(self, token: int, logits: Tensor) -> Iterator[None]:
+        """Takes a new token and the logits (v,) that it was drawn from; yields after each part of the work."""
 
 
 @torch.inference_mode()
 def observed(
     model: Model, asked: GenerationRequest, state: ModelState, piece: int | None, observer: Observer
 ) -> Iterator[Sampled | None]:
-    """Yields the new tokens of a request; before them, None after each piece of its prompt except the last.
+    """Yields the new tokens of a request; before each, None after every layer of a piece of its prompt or of the token
+    before, and after every part of the observer's work. A model that cannot be read by layers reads a piece at once.
 
-    Each pass runs by itself inside `observer.watching()`, which is left before a value is yielded. Tokens, log-
-    probabilities and draws are those of a request without an observer, unless it changes values.
+    Passes run inside `observer.watching`, which is left before a value is yielded. Tokens, log-probabilities and draws
+    are those of a request without an observer, unless it changes values.
 
     Raises WorkError for logits that are not numbers."""
     tokens = torch.tensor([asked.prompt], device=model.device)
-    *first, last = split_pieces(tokens, piece)
+    *first, last = split_pieces(tokens, piece, model.settled)
     for part in first:
-        with observer.watching():
-            model(part, state)
-        yield None
-    with observer.watching():
-        logits = model(last, state)[:, -1]
+        yield from _pass(model, part, state, observer, False)
+    logits = yield from _pass(model, last, state, observer, True)
     while True:
         free = logits
         if asked.rules is not None:
@@ -58,7 +58,31 @@ def observed(
         if bool(found.bad):
             raise WorkError("the model's logits are not numbers", code="diverged")
         token = int(found.tokens)
-        observer.token(token, free[0])
+        yield from observer.token(token, free[0])
         yield found
-        with observer.watching():
-            logits = decode(model, torch.tensor([[token]], device=model.device), state)
+        after = torch.tensor([[token]], device=model.device)
+        with observer.watching(True):
+            whole = native_step(model, state) is not None  # nothing is seen or edited
+        if whole:
+            logits = decode(model, after, state)
+        else:
+            warn_crossing(model, state, 1)
+            logits = yield from _pass(model, after, state, observer, True)
+
+
+def _pass(
+    model: Model, tokens: Tensor, state: ModelState, observer: Observer, seen: bool
+) -> Generator[None, None, Tensor]:
+    """Reads tokens (1, s) into `state`, and yields after each layer. Returns the logits (1, v) of the next token."""
+    if not model.reads_by_layer:
+        with observer.watching(seen):
+            return model(tokens, state)[:, -1]
+    reader, whole = PieceReader(model, tokens, state), False
+    while not whole:
+        with observer.watching(seen):
+            whole = reader.read(lambda: True)
+        yield
+    if not seen:
+        return tokens.new_zeros(0)  # nobody reads them
+    with observer.watching(seen):
+        return reader.logits()

@@ -30,7 +30,7 @@ class PromptScores:
         """Prefills all tokens but the last into `state`, in pieces of at most `piece`, and stores scores; yields None
         after each layer of a piece, and after the scores of each `LEAST_PIECE` tokens."""
         tokens = torch.tensor([ids], device=model.device)
-        parts = split_pieces(tokens[:, :-1], piece)
+        parts = split_pieces(tokens[:, :-1], piece, model.settled)
         for part, targets in zip(parts, tokens[0, 1:].split([part.shape[1] for part in parts]), strict=True):
             if model.reads_by_layer:
                 reader = PieceReader(model, part, state)

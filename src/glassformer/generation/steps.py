@@ -33,8 +33,11 @@ def piece_end(start: int, piece: int) -> int:
     return (start // size + 1) * size
 
 
-def split_pieces(tokens: Tensor, piece: int | None) -> list[Tensor]:
-    """Returns the pieces (b, s') of a prompt (b, s) from its start; of `CHUNK` tokens without a `piece`."""
+def split_pieces(tokens: Tensor, piece: int | None, settled: int | None = None) -> list[Tensor]:
+    """Returns the pieces (b, s') of a prompt (b, s) from its start; of `CHUNK` tokens without a `piece`. A prompt of
+    more than `settled` tokens (`Model.settled`) is one piece."""
+    if settled is not None and tokens.shape[1] > settled:
+        return [tokens]
     if piece is None:
         return list(tokens.split(CHUNK, 1))
     found, start = [], 0

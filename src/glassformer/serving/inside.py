@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Annotated, Any
 
@@ -22,6 +22,7 @@ from glassformer.introspection import choose, edit, looking
 from glassformer.lens.logit_lens import unembed
 from glassformer.lens.registry import ablation, check_edits
 from glassformer.model import Model
+from glassformer.parts.core.running import running, thread
 from glassformer.serving.body import Body
 from glassformer.serving.wire import dumps
 from glassformer.text.spelling import Spelling
@@ -30,6 +31,8 @@ MOST_SITES = 64
 """Largest number of sites of a request."""
 LARGEST = 64 << 10
 """Largest number of bytes of the site values of one token."""
+LARGEST_TEXT = 4 << 20
+"""Largest number of bytes of the values of all tokens of a text."""
 MAPS = "st"
 
 SiteName = Annotated[str, Field(min_length=1, max_length=128)]
@@ -81,34 +84,43 @@ class Insight:
         if self._streams:
             choose(model, self._streams)
         self._seen: dict[str, Tensor] = {}
+        self._left, self._full = LARGEST_TEXT, False
+        self._taps: dict[bool, dict[str, Any]] = {}
+        """Fields of the thread's state while values are edited, and, for True, also seen."""
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Records the last position of each pass inside the context, and ablates the components of `edit`."""
-        self._seen = {}
-        looks = {name: partial(self._take, name) for name in dict.fromkeys([*self._sites, *self._streams])}
-        with ExitStack() as stack:
-            if self._edits:
-                stack.enter_context(edit(self.model, *self._edits))
-            if looks:
-                stack.enter_context(looking(self.model, looks))
-            yield
+    def watching(self, seen: bool) -> AbstractContextManager[None]:
+        """Returns a context that ablates the components of `edit`, and, if `seen`, records the last position of each
+        pass. Its functions are found once, because a search of a model's sites takes as long as a layer."""
+        seen &= not self._full
+        if seen not in self._taps:
+            names = dict.fromkeys([*self._sites, *self._streams] if seen else ())
+            with ExitStack() as stack:
+                if self._edits:
+                    stack.enter_context(edit(self.model, *self._edits))
+                if names:
+                    stack.enter_context(looking(self.model, {name: partial(self._take, name) for name in names}))
+                self._taps[seen] = {"taps": thread.now.taps, "eagerly": thread.now.eagerly}
+        return running(**self._taps[seen])
 
     def _take(self, name: str, x: Tensor, first: int, total: int) -> None:
         site = self._sites.get(name)
         axis = 1 if site is None else site.axes.index("s")
         if first + x.shape[axis] == total:  # only the part with the last position; batch is 1
-            self._seen[name] = x.select(axis, -1)[0].float()
+            self._seen[name] = x.select(axis, -1)[0].to(torch.float32, copy=True)  # a view would keep all positions
 
-    def token(self, token: int, logits: Tensor) -> None:
-        """Adds the values of a new token, drawn from `logits` (v,)."""
+    def token(self, token: int, logits: Tensor) -> Iterator[None]:
+        """Adds the values of a new token, drawn from `logits` (v,); yields after each place."""
         found: dict[str, Any] = {"id": token, "token": self.spelling.text(token)}
         if self.asked.entropy:
             p = logits.float().softmax(-1)
             found["entropy"] = _number(torch.special.entr(p).sum().item())
-        if self._streams:
-            found["lens"] = [self._lens(name, token) for name in self._streams]
-        if self._sites:
+        brief = found.copy()
+        if self._streams and not self._full:
+            found["lens"] = []
+            for name in self._streams:
+                found["lens"].append(self._lens(name, token))
+                yield
+        if self._sites and not self._full:
             found["sites"], left, omitted = {}, LARGEST, list[str]()
             for name in self._sites:
                 value = self._value(name)
@@ -117,8 +129,15 @@ class Insight:
                     omitted.append(name)
                 else:
                     found["sites"][name] = value
+                yield
             if omitted:
                 found["omitted"] = omitted
+        self._left -= len(dumps(found))
+        if self._full or self._left < 0:
+            self._full = bool(self._streams or self._sites)
+            kinds = [kind for kind, names in (("lens", self._streams), ("sites", self._sites)) if names]
+            found = brief | ({"omitted": kinds} if kinds else {})
+        self._seen = {}
         self.tokens.append(found)
 
     def _lens(self, name: str, token: int) -> dict[str, Any]:
