@@ -41,7 +41,8 @@ def observed(
 
     Raises WorkError for logits that are not numbers."""
     tokens = torch.tensor([asked.prompt], device=model.device)
-    *first, last = split_pieces(tokens, piece, model.settled)
+    settled = model.settled
+    *first, last = split_pieces(tokens, piece, settled)
     for part in first:
         yield from _pass(model, part, state, observer, False)
     logits = yield from _pass(model, last, state, observer, True)
@@ -66,7 +67,7 @@ def observed(
         if whole:
             logits = decode(model, after, state)
         else:
-            warn_crossing(model, state, 1)
+            warn_crossing(settled, state, 1)
             logits = yield from _pass(model, after, state, observer, True)
 
 
