@@ -157,8 +157,8 @@ def test_limits_of_bodies(client: Any, route: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_half_of_a_body_is_waited_for_within_a_bound(live: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On every route, at once: a client sends half a body and nothing more. A route that reads it answers 408, and each
-    connection is closed; other users are served meanwhile."""
+    """Each route gets half a body and nothing more, all at once. A route that reads it answers 408, each connection is
+    closed, and another user is served before."""
     monkeypatch.setattr(guard, "SECONDS_TO_READ", 2.0)
     address = ("127.0.0.1", int(live.rpartition(":")[2]))
     slow = {}

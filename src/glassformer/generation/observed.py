@@ -84,6 +84,6 @@ def _pass(
             whole = reader.read(lambda: True)
         yield
     if not seen:
-        return tokens.new_zeros(0)  # nobody reads them
+        return tokens.new_zeros(0)  # they are of no use
     with observer.watching(seen):
         return reader.logits()
