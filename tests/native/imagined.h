@@ -49,11 +49,9 @@ inline R both(F f, A a, More... more) {
 }  // namespace imagined
 
 #undef _mm256_dpbusd_epi32
-#undef _mm256_dpwssd_epi32
 #define _mm256_dpbusd_avx_epi32 imagined::bytes
 #define _mm256_dpwssd_avx_epi32 imagined::pairs
 #define _mm256_dpbusd_epi32 imagined::bytes
-#define _mm256_dpwssd_epi32 imagined::pairs
 #define __m512i imagined::Whole
 #define __m512 imagined::Real
 #define IN_HALVES(R, f, ...) imagined::both<imagined::R>([=](auto... x) { return f(x...); }, __VA_ARGS__)

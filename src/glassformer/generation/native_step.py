@@ -456,7 +456,7 @@ def _library() -> Any:
     if not name:
         return None
     try:
-        library = native.shared_object(SOURCE, name, few_rows.SOURCE)
+        library = native.shared_object(SOURCE, name)
     except WorkError as problem:
         warnings.warn(f"steps run one operation at a time: {problem}")
         return None

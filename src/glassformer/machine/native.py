@@ -50,6 +50,8 @@ KERNELS = {
     ),
     "avxvnni": Instructions(frozenset({"avx2", "fma", "avx_vnni"}), ("-mavx2", "-mfma", "-mavxvnni", "-DWITH_VNNI=1")),
     "avx2": Instructions(frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
+    "i8mm": Instructions(frozenset({"asimddp", "i8mm"}), ("-march=armv8.2-a+dotprod+i8mm", "-DWITH_I8MM=1")),
+    "dotprod": Instructions(frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod",)),
 }
 """Name of a kernel -> its instructions, the fastest first."""
 OPTIONS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fopenmp")
@@ -106,16 +108,13 @@ def build(source: Path, target: Path, options: tuple[str, ...]) -> None:
 
 
 @cache
-def shared_object(source: Path, name: str, *included: Path) -> ctypes.CDLL:
+def shared_object(source: Path, name: str) -> ctypes.CDLL:
     """Returns the loaded library compiled from a C++ file for the kernel `name`; compiles it first if the cache folder
-    lacks it.
-
-    included   other files that the C++ includes; a change of one builds the library again
-
-    Raises WorkError if it cannot be built or loaded."""
+    lacks it, or if C++ in the same folder has changed since. Raises WorkError if it cannot be built or loaded."""
     options = (*OPTIONS, *KERNELS[name].options, "-fPIC", "-shared")
     said = "\n".join((*options, compiler() or "", sys.platform, platform.machine()))
-    key = hashlib.sha256(b"".join(one.read_bytes() for one in (source, *included)) + said.encode()).hexdigest()[:24]
+    files = sorted({source, *source.parent.glob("*.cpp"), *source.parent.glob("*.h")})
+    key = hashlib.sha256(b"".join(one.read_bytes() for one in files) + said.encode()).hexdigest()[:24]
     path = cache_folder() / "native" / f"{source.stem}-{name}-{key}.so"
     if not path.is_file():
         try:

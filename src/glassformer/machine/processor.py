@@ -13,8 +13,8 @@ def name() -> str:
 
 
 def flags() -> frozenset[str]:
-    """Returns the processor's features by Linux's names (avx512_vnni); empty if unknown."""
-    return frozenset(_said("flags").split())
+    """Returns the processor's features by Linux's names (avx512_vnni, asimddp); empty if unknown."""
+    return frozenset((_said("flags") or _said("Features")).split())
 
 
 def _said(what: str) -> str:

@@ -1,12 +1,18 @@
-// Products of few rows x (n, i) with matrices of 4 and 8 bits, for processors with AVX2, AVX-VNNI or AVX512-VNNI, with
-// the same bits on all. `few_rows.py` has the layouts and the definitions, tests/native/few_rows.cpp the same sums
+// Products of few rows x (n, i) with matrices of 4 and 8 bits, for processors with AVX2, AVX-VNNI, AVX512-VNNI or ARM's
+// dot products, with the same bits on all. `few_rows.py` has the layouts and the definitions, tests/native/few_rows.cpp the same sums
 // written plainly. Each group of 32 values of x is rounded to 16 bits with a step of its own. Sums of a group are whole
 // numbers; those of groups run in fp32, in an order that depends on neither the other rows nor the threads.
 //
 // IN_A_STEP: compiled into a step, as its operators.
 // INCLUDED: for other C++, without functions to call from outside.
 
+#ifdef __aarch64__
+#include "neon.h"
+#define WITH_NEON 1
+#else
 #include <immintrin.h>
+#define WITH_NEON 0
+#endif
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -17,6 +23,9 @@
 #endif
 #ifndef WITH_512
 #define WITH_512 0  // and 64 are
+#endif
+#ifndef WITH_I8MM
+#define WITH_I8MM 0  // 32 products with two rows are, on ARM
 #endif
 
 extern "C++" {
@@ -83,7 +92,7 @@ inline int32_t sum(__m256i a) {
 // Rows of x: x ~ step_g q. Of 4 bits: q = 256 high + low, total_g the sum of the values, offset_g = 8 times that of q.
 struct Rounded {
     int64_t rows, inner, groups;
-    std::unique_ptr<int16_t[]> q;
+    std::unique_ptr<int16_t[]> q;  // on ARM 32 bytes `high` and 32 bytes `low` of each group
     std::unique_ptr<int8_t[]> high, low;
     std::unique_ptr<float[]> step, total;
     std::unique_ptr<int32_t[]> offset;
@@ -116,11 +125,13 @@ struct Rounded {
         for (int k = 0; k < 4; ++k) whole[k] = _mm256_cvtps_epi32(_mm256_mul_ps(part[k], over));
         const __m256i first = in_order(_mm256_packs_epi32(whole[0], whole[1]));
         const __m256i second = in_order(_mm256_packs_epi32(whole[2], whole[3]));
-        if (halves) {
+        if (halves || WITH_NEON) {
             const __m256i a = upper(first), b = upper(second), least = _mm256_set1_epi16(255);
             const __m256i c = _mm256_and_si256(first, least), d = _mm256_and_si256(second, least);
-            _mm256_storeu_si256((__m256i*)(high.get() + GROUP * g), in_order(_mm256_packs_epi16(a, b)));
-            _mm256_storeu_si256((__m256i*)(low.get() + GROUP * g), in_order(_mm256_packus_epi16(c, d)));
+            int8_t* upper_bytes = halves ? high.get() + GROUP * g : (int8_t*)(q.get() + GROUP * g);
+            int8_t* lower_bytes = halves ? low.get() + GROUP * g : upper_bytes + GROUP;
+            _mm256_storeu_si256((__m256i*)upper_bytes, in_order(_mm256_packs_epi16(a, b)));
+            _mm256_storeu_si256((__m256i*)lower_bytes, in_order(_mm256_packus_epi16(c, d)));
         } else {
             _mm256_storeu_si256((__m256i*)(q.get() + GROUP * g), first);
             _mm256_storeu_si256((__m256i*)(q.get() + GROUP * g + 16), second);
@@ -145,6 +156,9 @@ inline __m256i add_products(__m256i sums, __m256i w, __m256i x) {
     return _mm256_dpbusd_epi32(sums, w, x);
 #elif WITH_VNNI
     return _mm256_dpbusd_avx_epi32(sums, w, x);
+#elif WITH_NEON
+    return {vdotq_s32(sums.one, (int8x16_t)w.one, (int8x16_t)x.one),
+            vdotq_s32(sums.other, (int8x16_t)w.other, (int8x16_t)x.other)};
 #else
     sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, x));
     asm("" : "+x"(sums));  // one after the other: as a tree they would not fit into the registers
@@ -153,25 +167,14 @@ inline __m256i add_products(__m256i sums, __m256i w, __m256i x) {
 }
 
 inline __m256i whole(__m256i sums) {
-#if WITH_VNNI || WITH_512
+#if WITH_VNNI || WITH_512 || WITH_NEON
     return sums;
 #else
     return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
 #endif
 }
 
-// Of numbers of 16 bits, two to a sum of 32 bits.
-inline __m256i add_pairs(__m256i sums, __m256i w, __m256i x) {
-#if WITH_512
-    return _mm256_dpwssd_epi32(sums, w, x);
-#elif WITH_VNNI
-    return _mm256_dpwssd_avx_epi32(sums, w, x);
-#else
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(w, x));
-#endif
-}
-
-inline void soon(const void* address) { _mm_prefetch((const char*)address, _MM_HINT_T0); }  // reads nothing
+inline void soon(const void* address) { __builtin_prefetch(address); }  // reads nothing
 
 inline int32_t together(const int8_t* x) {
     int32_t four;
@@ -179,6 +182,40 @@ inline int32_t together(const int8_t* x) {
     return four;
 }
 inline __m256i four(const int8_t* x) { return _mm256_set1_epi32(together(x)); }
+
+// Eight rows of a 4-bit matrix with the halves of a row of x.
+#if WITH_I8MM
+struct Dots {
+    int32x4_t of[4];  // each of two rows: with high, with low
+
+    Dots() {
+        for (int32x4_t& two : of) two = vdupq_n_s32(0);
+    }
+    void add(__m256i a, __m256i b, const int8_t* high, const int8_t* low) {  // columns 0 to 3 and 4 to 7
+        const int8x16_t x = vcombine_s8(vld1_s8(high), vld1_s8(low));
+        of[0] = vmmlaq_s32(of[0], (int8x16_t)vzip1q_s32(a.one, b.one), x);
+        of[1] = vmmlaq_s32(of[1], (int8x16_t)vzip2q_s32(a.one, b.one), x);
+        of[2] = vmmlaq_s32(of[2], (int8x16_t)vzip1q_s32(a.other, b.other), x);
+        of[3] = vmmlaq_s32(of[3], (int8x16_t)vzip2q_s32(a.other, b.other), x);
+    }
+    __m256i sums() const {
+        return {vaddq_s32(vshlq_n_s32(vuzp1q_s32(of[0], of[1]), 8), vuzp2q_s32(of[0], of[1])),
+                vaddq_s32(vshlq_n_s32(vuzp1q_s32(of[2], of[3]), 8), vuzp2q_s32(of[2], of[3]))};
+    }
+};
+#else
+struct Dots {
+    __m256i high = _mm256_setzero_si256(), low = _mm256_setzero_si256();
+
+    void add(__m256i a, __m256i b, const int8_t* x_high, const int8_t* x_low) {
+        high = add_products(high, a, four(x_high));
+        low = add_products(low, a, four(x_low));
+        high = add_products(high, b, four(x_high + 4));
+        low = add_products(low, b, four(x_low + 4));
+    }
+    __m256i sums() const { return _mm256_add_epi32(_mm256_slli_epi32(whole(high), 8), whole(low)); }
+};
+#endif
 
 #if WITH_512
 inline __m256i upper_half(__m512i a) { return _mm512_extracti64x4_epi64(a, 1); }
@@ -251,8 +288,7 @@ inline void block_of_4_bits(
         for (int k = 0; k < 4; ++k) soon(w + AHEAD_4 + 64 * k);
         soon(scales + AHEAD_4 / 8);
         for (int half = 0; half < 2; ++half) {
-            __m256i high[N], low[N];
-            for (int n = 0; n < N; ++n) high[n] = low[n] = _mm256_setzero_si256();
+            Dots dots[N];
 #pragma GCC unroll 4
             for (int k = 0; k < 4; ++k) {
                 const __m256i both = _mm256_loadu_si256((const __m256i*)(w + 64 * k + 32 * half));
@@ -261,10 +297,7 @@ inline void block_of_4_bits(
 #pragma GCC unroll 4
                 for (int n = 0; n < N; ++n) {
                     const int64_t at = n * in.inner + GROUP * g + 8 * k;
-                    high[n] = add_products(high[n], a, four(x_high + at));
-                    low[n] = add_products(low[n], a, four(x_low + at));
-                    high[n] = add_products(high[n], b, four(x_high + at + 4));
-                    low[n] = add_products(low[n], b, four(x_low + at + 4));
+                    dots[n].add(a, b, x_high + at, x_low + at);
                 }
             }
             const __m256i both = _mm256_loadu_si256((const __m256i*)(scales + 16 * half));
@@ -273,9 +306,7 @@ inline void block_of_4_bits(
 #pragma GCC unroll 4
             for (int n = 0; n < N; ++n) {
                 const int64_t one = (row + n) * in.groups + g;
-                const __m256i dot = _mm256_sub_epi32(
-                    _mm256_add_epi32(_mm256_slli_epi32(whole(high[n]), 8), whole(low[n])),
-                    _mm256_set1_epi32(in.offset[one]));
+                const __m256i dot = _mm256_sub_epi32(dots[n].sums(), _mm256_set1_epi32(in.offset[one]));
                 const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(in.step[one]));
                 const __m256 before = _mm256_fmadd_ps(z, _mm256_set1_ps(in.total[one]), sums[n][half]);
                 sums[n][half] = _mm256_fmadd_ps(s, product, before);
@@ -317,6 +348,61 @@ inline void of_4_bits(
     }
 }
 
+// A group of a row of x and one of a row of an 8-bit matrix, and sums of products: of k those of 2k, 2k + 1, 2k + 16
+// and 2k + 17.
+#if WITH_512
+using Group = __m512i;
+inline Group group_of_x(const int16_t* x) { return _mm512_loadu_si512(x); }
+inline Group group_of_w(const int8_t* w) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)w)); }
+inline __m256i dots(Group w, Group x) {
+    const __m512i halves = _mm512_dpwssd_epi32(_mm512_setzero_si512(), w, x);
+    return _mm256_add_epi32(_mm512_castsi512_si256(halves), upper_half(halves));
+}
+#elif WITH_NEON
+struct Group {
+    int8x16_t of[4];
+};
+inline void in_fours(const int8_t* x, int8x16_t* made) {  // 2k, 2k + 1, 2k + 16, 2k + 17 together
+    const int16x8_t one = (int16x8_t)vld1q_s8(x), other = (int16x8_t)vld1q_s8(x + 16);
+    made[0] = (int8x16_t)vzip1q_s16(one, other), made[1] = (int8x16_t)vzip2q_s16(one, other);
+}
+inline Group group_of_x(const int16_t* x) {
+    Group made;
+    in_fours((const int8_t*)x, made.of), in_fours((const int8_t*)x + GROUP, made.of + 2);
+    return made;
+}
+inline Group group_of_w(const int8_t* w) {
+    Group made;
+    in_fours(w, made.of);
+    return made;
+}
+inline __m128i dots(int8x16_t w, int8x16_t high, int8x16_t low) {
+    return vdotq_s32(vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), w, high), 8), w, low);
+}
+inline __m256i dots(const Group& w, const Group& x) {
+    return {dots(w.of[0], x.of[0], x.of[2]), dots(w.of[1], x.of[1], x.of[3])};
+}
+#else
+struct Group {
+    __m256i first, second;
+};
+inline Group group_of_x(const int16_t* x) {
+    return {_mm256_loadu_si256((const __m256i*)x), _mm256_loadu_si256((const __m256i*)(x + 16))};
+}
+inline Group group_of_w(const int8_t* w) {
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)w)),
+            _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(w + 16)))};
+}
+inline __m256i dots(const Group& w, const Group& x) {
+    const __m256i sums = _mm256_madd_epi16(w.first, x.first);
+#if WITH_VNNI
+    return _mm256_dpwssd_avx_epi32(sums, w.second, x.second);
+#else
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(w.second, x.second));
+#endif
+}
+#endif
+
 // N rows of x from `row` on with M rows of the matrix.
 template <int N, int M, typename Y>
 inline void block_of_8_bits(
@@ -327,36 +413,17 @@ inline void block_of_8_bits(
         for (int m = 0; m < M; ++m) sums[n][m] = _mm256_setzero_ps();
     const int16_t* x = in.q.get() + row * in.inner;
     for (int64_t g = 0; g < in.groups; ++g) {
-#if WITH_512
-        __m512i both[N];
+        Group of_x[N];
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) both[n] = _mm512_loadu_si512(x + n * in.inner + GROUP * g);
-#else
-        __m256i first[N], second[N];
-#pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) {
-            first[n] = _mm256_loadu_si256((const __m256i*)(x + n * in.inner + GROUP * g));
-            second[n] = _mm256_loadu_si256((const __m256i*)(x + n * in.inner + GROUP * g + 16));
-        }
-#endif
+        for (int n = 0; n < N; ++n) of_x[n] = group_of_x(x + n * in.inner + GROUP * g);
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
             const int8_t* here = w + m * in.inner + GROUP * g;
             if (g % 2 == 0) soon(here + AHEAD_8);
-#if WITH_512
-            const __m512i a = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)here));
-#else
-            const __m256i a = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)here));
-            const __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(here + 16)));
-#endif
+            const Group of_w = group_of_w(here);
 #pragma GCC unroll 4
             for (int n = 0; n < N; ++n) {
-#if WITH_512
-                const __m512i halves = _mm512_dpwssd_epi32(_mm512_setzero_si512(), a, both[n]);
-                const __m256i dot = _mm256_add_epi32(_mm512_castsi512_si256(halves), upper_half(halves));
-#else
-                const __m256i dot = add_pairs(_mm256_madd_epi16(a, first[n]), b, second[n]);
-#endif
+                const __m256i dot = dots(of_w, of_x[n]);
                 const __m256 step = _mm256_set1_ps(in.step[(row + n) * in.groups + g]);
                 sums[n][m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), step, sums[n][m]);
             }

@@ -169,6 +169,8 @@ def shims() -> dict[Any, list[str]]:
     """Returns {operator: C++ source} with the code that Inductor calls for these operators in compiled steps; Inductor
     writes `extern ...;` for each text."""
     ops, source = torch.ops.glassformer, SOURCE.read_text(encoding="utf-8")
-    how = f"#define WITH_VNNI {int(kernel() == 'avxvnni')}\n#define WITH_512 {int(kernel() == 'avx512vnni')}"
+    source = source.replace('#include "neon.h"', SOURCE.with_name("neon.h").read_text(encoding="utf-8"))
+    switches = [one[2:].replace("=", " ") for one in native.KERNELS[kernel()].options if one.startswith("-D")]
+    how = "\n".join(f"#define {one}" for one in switches)
     said = f"#define IN_A_STEP\n{how}\n{source}"
     return {ops.few_rows_of_4_bits.default: ['"C" {\n' + said + "\n}"], ops.few_rows_of_8_bits.default: []}

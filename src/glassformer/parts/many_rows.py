@@ -37,7 +37,7 @@ def _call() -> Any:
     if not name:
         return None
     try:
-        call: Any = native.shared_object(SOURCE, name, few_rows.SOURCE).product_of_many_rows
+        call: Any = native.shared_object(SOURCE, name).product_of_many_rows
     except WorkError as problem:
         warnings.warn(f"prompts are read by torch's slower products: {problem}")
         return None
