@@ -1,4 +1,4 @@
-// Products of many rows x (n, i) with a matrix in bf16, for processors with AVX2 that are slow in bf16: in fp32, of a
+// Products of many rows x (n, i) with a matrix in bf16, for processors with AVX2, or ARM, that are slow in bf16: in fp32, of a
 // matrix that is widened 16 rows at a time. `many_rows.py` has the definition, tests/native/many_rows.cpp the same sums
 // written plainly. Each sum runs over the columns in their order, whatever the other rows and the threads are.
 

@@ -1,4 +1,4 @@
-// A decoding step as a list of instructions, for processors with AVX2 at least: one new token in each of some rows.
+// A decoding step as a list of instructions, for processors with AVX2 at least, or ARM: one new token in each of some rows.
 // `generation/native_step.py` writes the list and says what each instruction computes; numbers between them are fp32. All threads
 // go through the list together. Each number is summed by one thread in one order, so that a row has the same bits in
 // any company and with any number of threads.
