@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,6 +25,7 @@ from glassformer.training.pace import (
     outlook,
     paces,
     run_seconds,
+    spared,
 )
 from tests.refused import refused
 
@@ -57,6 +58,26 @@ def test_evaluations_read_no_more_than_the_held_out_text(text: Tokens):
     assert evaluated(recipe(evaluation_tokens=10), text) == 8 * 10 + 40
     assert evaluated(recipe(evaluation_tokens=held - 1), text) == 8 * (held - 1) + held
     assert evaluated(recipe(), text) == 9 * held
+
+
+@pytest.mark.parametrize(
+    ("steps", "held", "number"),
+    [
+        (98, 100_000, 2),  # 100,352 tokens: a tenth pays for 30,105 held-out tokens, less than two evaluations
+        (300, 100_000, 5),  # 307,200 tokens pay for 92,160
+        (300, 3_000, 8),
+        (None, 100_000, 8),
+    ],
+)
+def test_a_compared_run_spends_a_tenth_of_its_training_on_evaluations(
+    steps: int | None, held: int, number: int
+) -> None:
+    """By hand: 16,384 held-out tokens at a time, each at a third of a training token's time."""
+    run = SimpleNamespace(
+        steps=steps, recipe=recipe(), text=SimpleNamespace(validation=range(held)),
+        batches=SimpleNamespace(tokens_per_step=1024),
+    )  # fmt: skip
+    assert spared(cast(Any, run)) == number
 
 
 def test_models_take_turns_and_first_steps_do_not_count(monkeypatch: pytest.MonkeyPatch):

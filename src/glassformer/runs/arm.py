@@ -35,7 +35,9 @@ from glassformer.runs.results import COMPANY, MachineRecord, RunResult
 from glassformer.text import Tokens
 from glassformer.training import Callback, Interrupted, Pretrained, Recipe, Report, Reporter, train
 from glassformer.training.checkpoint import latest, read_state
+from glassformer.training.pace import spared
 from glassformer.training.sinks import open_sinks
+from glassformer.training.state import Training
 
 BETWEEN_STEPS = 0.25
 """Minimum seconds between two events `step`."""
@@ -158,7 +160,7 @@ def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Seque
         begins = "pretrained" in request
         first = Pretrained.read(request["pretrained_file"], request["pretrained"]) if begins else None
         run = train(
-            config, text, recipe, run_folder, found is not None, [*callbacks, Reporter(watch)],
+            config, text, recipe, run_folder, found is not None, [*callbacks, Reporter(watch), Sparing()],
             vocab_size=config.vocab_size, pretrained=first,
         )  # fmt: skip
     peak = machine.peak_memory(run.how.device)
@@ -172,6 +174,14 @@ def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Seque
     if run.status == "ok":
         result = measured(result, run, text, request.get("loss_alone", False))
     return result.changed(machine=MachineRecord({**result.machine.root, **company(began, busy.counted())}))
+
+
+class Sparing(Callback):
+    """Callback that lets evaluations in the course of a compared run take a tenth of its training: its verdict reads
+    only the last one, on more text."""
+
+    def started(self, run: Training) -> None:
+        run.evaluations = spared(run)
 
 
 def company(began: tuple[float, float] | None, ended: tuple[float, float] | None) -> dict[str, float]:

@@ -32,9 +32,9 @@ from glassformer.training.request import Request, check_alike, check_unchanged, 
 from glassformer.training.state import Training
 from glassformer.training.trained import Interrupted, Run
 
-EVALUATIONS = 8  # in a run whose recipe names no interval
 FEWEST, APART = 2, 10
-"""Minimum number of evaluations of a short run, and minimum steps between two; longer runs have up to `EVALUATIONS`."""
+"""Minimum number of evaluations of a short run, and minimum steps between two; longer runs have up to
+`run.evaluations`."""
 
 
 def unheard(words: str) -> None:
@@ -239,9 +239,9 @@ def evaluation_due(run: Training, since: float) -> bool:
     """Returns True if an evaluation is due after this step; `since`: seconds since the previous one."""
     if run.recipe.evaluate_every or run.steps is not None:
         steps = run.steps or 0
-        every = run.recipe.evaluate_every or max(1, steps // min(EVALUATIONS, max(FEWEST, steps // APART)))
+        every = run.recipe.evaluate_every or max(1, steps // min(run.evaluations, max(FEWEST, steps // APART)))
         return run.step % every == 0 or run.step == run.steps
-    return since > 60 * (run.recipe.minutes or math.inf) / EVALUATIONS
+    return since > 60 * (run.recipe.minutes or math.inf) / run.evaluations
 
 
 def stopping(run: Training) -> str:

@@ -19,10 +19,10 @@ from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.figures.terminal import clock
 from glassformer.text import Tokens
-from glassformer.training.loop import EVALUATIONS, one_step, warm_up
+from glassformer.training.loop import FEWEST, one_step, warm_up
 from glassformer.training.recipe import Recipe
 from glassformer.training.request import prepare_run
-from glassformer.training.state import Training
+from glassformer.training.state import EVALUATIONS, Training
 from glassformer.units import plural
 
 STEPS = 10
@@ -36,7 +36,8 @@ FORWARD = 1 / 3
 PASSES = EVALUATIONS + 4 + 4
 """Multiples of `evaluation_tokens` that a compared run evaluates: while it trains, at its end, and at four contexts."""
 EVALUATED = 0.1
-"""Largest share of a budget of minutes that evaluations take beyond it."""
+"""Largest share of a budget of minutes that evaluations take beyond it, and of the training of a compared run that
+those in its course take."""
 ENOUGH = 200
 """Steps that a run has if its batch can be made small enough for them."""
 SMALLEST = 4
@@ -83,6 +84,16 @@ def evaluated(recipe: Recipe, text: Tokens) -> int:
     the number, if the held-out text has them."""
     held = len(text.validation)
     return EVALUATIONS * min(recipe.evaluation_tokens, held) + min(4 * recipe.evaluation_tokens, held)
+
+
+def spared(run: Training) -> int:
+    """Returns the number of evaluations in the course of a run of known length whose seconds are at most `EVALUATED` of
+    its training, from `FEWEST` to `EVALUATIONS`."""
+    if run.steps is None:
+        return EVALUATIONS
+    each = FORWARD * min(run.recipe.evaluation_tokens, len(run.text.validation))
+    paid = EVALUATED * run.steps * run.batches.tokens_per_step / max(1.0, each)
+    return max(FEWEST, min(EVALUATIONS, int(paid)))
 
 
 def run_seconds(tokens: float, tokens_per_second: float, evaluated: float) -> float:

@@ -30,6 +30,9 @@ from glassformer.training.repeats import times_read
 from glassformer.training.request import Request
 from glassformer.training.trained import Run, load_run, reading
 
+EVALUATIONS = 8
+"""Maximum number of evaluations of a run whose recipe names no interval."""
+
 
 class Hooks(Protocol):
     """Interface of a callback; the hooks that report an event are called by name."""
@@ -65,6 +68,8 @@ class Training:
         self.began = time.perf_counter()
         self.spent: defaultdict[str, float] = defaultdict(float)
         """Seconds of this process for each kind of work: loading, training, evaluating, saving."""
+        self.evaluations = EVALUATIONS
+        """Maximum number of evaluations of this run, if its recipe names no interval."""
         self.step, self.seconds = 0, 0.0
         self.shift = 0
         """Number of batches skipped by rollbacks: step s reads batch s + shift."""
