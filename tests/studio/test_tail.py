@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,34 @@ def test_file_that_was_cut_replaced_or_removed_is_read_again(tmp_path: Path) -> 
     assert growing.rows() == [7, 8, 9, 10]
     path.unlink()
     assert growing.rows() == [] and growing.last is None
+
+
+@pytest.mark.parametrize("regrown", [b"1\n22\n333\n5\n", b"1\n22\n333\n5", b"1\n22\n3333333\n4\n"])
+def test_file_that_was_cut_and_has_grown_since_is_read_again(tmp_path: Path, regrown: bytes) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(b"1\n22\n4\n")
+    growing = Tail(path, number)
+    assert growing.rows() == [1, 22, 4]
+    path.write_bytes(regrown)  # in place
+    assert growing.rows() == [int(line) for line in regrown.rpartition(b"\n")[0].split(b"\n")]
+
+
+def test_threads_read_each_row_once_and_no_list_changes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "MOST_ROWS", 32)
+    path = tmp_path / "rows"
+    path.write_bytes(b"".join(b"%d\n" % i for i in range(20)))
+
+    def slow(line: bytes) -> int | None:
+        time.sleep(0.002)
+        return number(line)
+
+    growing = Tail(path, slow)
+    with ThreadPoolExecutor(4) as pool:
+        found = [one.result() for one in [pool.submit(growing.rows) for _ in range(4)]]
+    assert found == [list(range(20))] * 4
+    with path.open("ab") as file:
+        file.write(b"".join(b"%d\n" % i for i in range(20, 40)))
+    assert len(growing.rows()) < 32 and found == [list(range(20))] * 4
 
 
 def test_long_file_keeps_rows_of_equal_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from glassformer.studio import runs as runs_
 from glassformer.studio.bodies import TextPieceRequest, TrainRequest
 from glassformer.studio.models import Models
 from glassformer.studio.runs import Runs
+from glassformer.studio.tail import Tail
+from glassformer.studio.tracks import POINTS, Event, RunTrack
 from tests.refused import failed, refused
 
 STEPS = 60
@@ -74,6 +76,44 @@ def test_view_has_a_curve_with_its_spike_and_the_words_of_the_event(tmp_path: Pa
     assert first["events"] == ["step 41: spike of loss, 9.5, 8.2 sigma"] and second["events"] == []
     assert first["progress"] == "step 60, 3,840 tokens, loss 2.800" and first["weights"] is None
     assert view["figure"].count("<title>gpt2@0.05m: 9.500 at") == 1 and "9.5" in view["narrow"]
+
+
+def test_marks_of_many_events_are_found_without_comparing_all_pairs(tmp_path: Path) -> None:
+    """Against the nearest step by definition, and with a bound on the steps that are looked at."""
+
+    class Rows(Tail[Any]):
+        def __init__(self, rows: list[Any]) -> None:
+            super().__init__(tmp_path / "none", lambda line: None)
+            self.given = rows
+
+        def rows(self) -> list[Any]:
+            return self.given
+
+    class Step:
+        looks = 0
+
+        def __init__(self, step: int) -> None:
+            self.number, self.tokens, self.loss = step, 64.0 * step, 4 - 0.001 * step
+
+        @property
+        def step(self) -> int:
+            Step.looks += 1
+            return self.number
+
+    def marks(rows: list[Step], events: list[Event]) -> list[tuple[float, float]]:
+        return RunTrack("one", "gpt2", 0, tmp_path, Rows(rows), Rows(events)).marks()
+
+    few = [Step(step) for step in range(3, 60, 7)]
+    events = [Event(step, "spike", 9.0 if step % 2 else None) for step in range(70)]
+    near = [min(few, key=lambda row: abs(row.number - event.step)) for event in events]
+    assert marks(few, events) == [
+        (row.tokens, row.loss if event.loss is None else event.loss) for row, event in zip(near, events, strict=True)
+    ]
+    assert marks([], events) == [] == marks(few, [])
+    many, Step.looks = [Step(step) for step in range(3000)], 0
+    found = marks(many, [Event(step, "spike", None) for step in range(3000)])
+    assert POINTS // 2 <= len(found) <= POINTS and Step.looks <= 2 * len(many)
+    assert all(loss == 4 - 0.001 * tokens / 64 for tokens, loss in found)
 
 
 def test_why_and_layers_are_those_of_the_library(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,13 +80,15 @@ class RunTrack:
 
     def marks(self) -> list[tuple[float, float]]:
         """Returns (tokens, loss) of the steps with an event, thinned to about `POINTS`."""
-        rows = self.steps.rows()
+        rows, events = self.steps.rows(), self.events.rows()
+        steps = [row.step for row in rows]
         found = []
-        for event in self.events.rows():
-            near = min(rows, key=lambda row: abs(row.step - event.step), default=None)
+        for event in events[:: 1 + len(events) // POINTS]:
+            after = bisect_left(steps, event.step)
+            near = min(rows[max(0, after - 1) : after + 1], key=lambda row: abs(row.step - event.step), default=None)
             if near is not None:
                 found.append((near.tokens, near.loss if event.loss is None else event.loss))
-        return found[:: 1 + len(found) // POINTS]
+        return found
 
     @property
     def finished(self) -> bool:
