@@ -77,6 +77,52 @@ def test_every_place_is_the_reading() -> None:
     assert found["texts"] == [[say(one) for one in row] for row in reading.grids["mixer.out"].tolist()]
 
 
+def ran(lines: list[str], served: Served, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Runs the lines that a panel offers; returns the names that they leave, and the value of the last line as "_"."""
+    monkeypatch.setattr(gf, "load", lambda name: served.loaded)
+    names: dict[str, Any] = {"gf": gf}
+    *before, last = lines
+    for line in before:
+        exec(line, names)
+    try:
+        names["_"] = eval(last, names)
+    except SyntaxError:
+        exec(last, names)
+    return names
+
+
+@pytest.mark.parametrize("site", ["resid_pre", "mixer.out"])
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_lines_of_python_patch_what_the_panel_does(site: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = served_as("llama@0.1m")
+    places = [(layer, at) for at in (4, 5, 6, 9) for layer in (0, 1)][:count]
+    found = patched(served, TEXT, OTHER, site, places, False)
+    logits = ran(found["python"], served, monkeypatch)["logits"][0, -1].detach()
+    shown = [float(one["probability"].removesuffix(" %")) for one in found["answers"][-1 if places else 1]]
+    assert shown == pytest.approx((100 * logits.softmax(-1).topk(len(shown)).values).tolist(), abs=0.06)
+    with torch.no_grad():
+        plain = served.loaded.model(torch.tensor([list(OTHER.encode())]))[0, -1]
+    assert torch.allclose(logits, plain, atol=1e-5) == (count == 0)
+
+
+@pytest.mark.parametrize("expression", ["llama@0.1m+mamba", "llama@0.1m+moe:4:2", "llama@0.1m+retention+moe:4:2"])
+def test_lines_of_python_read_what_the_panel_does(expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = served_as(expression)
+    found = kept(served, TEXT, 1)
+    names = ran(found["python"], served, monkeypatch)
+    if found["states"] is not None:
+        tensors = found["states"]["tensors"]
+        assert [one["name"] for one in tensors] == list(names["_"])
+        for shown, x in zip(tensors, names["_"].values(), strict=True):
+            corner = x[0].detach().float().reshape(-1, x.shape[-1])[:12, :12]
+            for row, expected in zip(shown["texts"], corner.tolist(), strict=True):
+                assert [float(one.replace("−", "-")) for one in row] == pytest.approx(expected, rel=0.06, abs=1e-3)
+    if found["experts"] is not None:
+        line = next(one for one in found["python"] if "expert_routing" in one)
+        weights = eval(line, names).weights
+        assert found["experts"]["weights"]["texts"] == [[say(one) for one in row] for row in weights.tolist()]
+
+
 def test_patches_are_bounded(page: Any) -> None:
     body = {"model": "tiny", "text": TEXT, "other": OTHER}
     assert page("/api/patch", body).status_code == 200

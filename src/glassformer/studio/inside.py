@@ -51,14 +51,21 @@ def kept(served: Served, text: str, layer: int | None = None) -> dict[str, Any]:
             f"layer {layer} is out of range: {served.name} has {len(blocks)}", code="range", field="layer", value=layer
         )
     tokens = torch.tensor([ids], device=model.device)
-    python = [f"llm = gf.load({served.name!r})", f"tokens = [{ids}]"]
+    states = _states(model, tokens, words, stateful, blocks, layer) if stateful else None
+    experts = _experts(model, tokens, words, routed, layer) if routed else None
+    python = ["import torch", f"llm = gf.load({served.name!r})",
+              f"tokens = torch.tensor([{ids}], device=llm.model.device)"]  # fmt: skip
+    if experts is not None:
+        python.append(f"gf.lens.expert_routing(llm.model, tokens, {experts['layer']})")
+    if states is not None:
+        python += [f"state = llm.model.init_state(1, {len(ids)})", "llm.model.hidden_states(tokens, state)",
+                   f"state.layers[{states['layer']}].tensors()"]  # fmt: skip
     return {
-        "states": _states(model, tokens, words, stateful, blocks, layer) if stateful else None,
-        "experts": _experts(model, tokens, words, routed, layer) if routed else None,
+        "states": states,
+        "experts": experts,
         "commands": [f"{command(served.name, text, ())} --reading expert_routing --out read"] if routed else [],
-        "python": [*python, *(["gf.lens.expert_routing(llm.model, tokens)"] if routed else []),
-                   *(["state = llm.model.init_state(1, 64)"] if stateful else [])],
-    }  # fmt: skip
+        "python": python,
+    }
 
 
 def _states(

@@ -71,8 +71,11 @@ def patched(
         "every": table, "places": listed,
         "commands": [f"glassformer inspect {shlex.quote(served.name)} --text {shlex.quote(text)} --against "
                      f"{shlex.quote(other)} --reading activation_patching --out patched"],
-        "python": [f"llm = gf.load({served.name!r})", f"run = gf.capture(llm.model, [{ids}], 'layers.*.{site}')",
-                   *(f"gf.edit(llm.model, gf.lens.patch(run, {names[layer]!r}, {at}))" for layer, at in places[:4])],
+        "python": ["import torch", f"llm = gf.load({served.name!r})",
+                   f"run = gf.capture(llm.model, [{ids}], 'layers.*.{site}')",
+                   f"edits = [gf.lens.patch(run, f'layers.{{layer}}.{site}', at) for layer, at in {list(places)}]",
+                   f"tokens = torch.tensor([{other_ids}], device=llm.model.device)",
+                   "with gf.edit(llm.model, *edits): logits = llm.model(tokens)"],
     }  # fmt: skip
 
 
