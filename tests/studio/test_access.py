@@ -32,7 +32,7 @@ REFUSED = {
     "/api/runs/over": {"names": ["nothing"]},
     "/api/runs/why": {"name": "nothing", "run": "nothing"},
     "/api/runs/dynamics": {"name": "nothing"},
-    "/api/texts": {"name": "a.txt", "size": 1 << 31, "content": ""},
+    "/api/texts": {"upload": "0" * 16, "name": "a.txt", "size": 1 << 31, "content": ""},
     "/api/runs/stop": {"name": "nothing"},
     "/api/runs/resume": {"name": "nothing"},
 }

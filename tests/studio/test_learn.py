@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,18 +9,8 @@ import torch
 
 import glassformer as gf
 from glassformer.lens.arithmetic import say
-from glassformer.lens.walk import walk
 from glassformer.loaded import Loaded
 from glassformer.studio import learn
-from tests.refused import refused
-
-KINDS = [
-    "gpt2@0.1m+vocab_size=60", "llama@0.1m+vocab_size=60+gqa:1", "llama@0.1m+vocab_size=60+alibi+post",
-    "llama@0.1m+vocab_size=60+moe:4:2", "llama@0.1m+vocab_size=60+mamba", "llama@0.1m+vocab_size=60+qknorm+sandwich",
-    "gpt2@0.1m+vocab_size=60+parallel", "gemma-2-2b@0.1m+vocab_size=60", "llama@0.1m+vocab_size=60+mamba2",
-    "bert@0.1m+vocab_size=60", "llama@0.1m+vocab_size=60+gain", "llama@0.1m+vocab_size=60+retention",
-]  # fmt: skip
-IDS = [3, 1, 4, 1, 5]
 
 
 def number_of(words: str) -> float:
@@ -68,35 +57,6 @@ def test_toy_is_whole_and_every_number_has_its_line() -> None:
     assert found["steps"][-1]["tables"][0]["texts"] == [[say(one) for one in row] for row in shares.tolist()]
 
 
-@pytest.mark.parametrize("expression", KINDS)
-def test_steps_of_any_model_are_its_captured_values(expression: str) -> None:
-    model = gf.preset(expression).build(seed=0).eval()
-    before = model(torch.tensor([IDS]))
-    seen = gf.capture(model, [IDS], "*")
-    layer = len(model.layers) - 1
-    steps = walk(model, [IDS], layer)
-    assert len(steps) >= 8 and any(step.arithmetic is not None for step in steps)
-    for step in steps:
-        given = seen.get(step.place)
-        if given is not None and step.key not in ("logits", "probabilities", "scores", "final_norm"):
-            assert torch.allclose(given[0].float(), step.value, atol=1e-5), step.place
-        if step.arithmetic is not None and step.value.dim() == 2:
-            line = step.arithmetic.cell(0, 2, 1)
-            assert number_of(line.split()[-1]) == pytest.approx(float(step.value[2, 1]), rel=0.02, abs=0.006), line
-    assert torch.equal(model(torch.tensor([IDS])), before)
-    assert not any(module._forward_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize("expression", ["llama@0.1m+vocab_size=60+gqa:1", "gpt2@0.1m+vocab_size=60"])
-def test_all_of_attention_is_worked_out(expression: str) -> None:
-    steps = walk(gf.preset(expression).build(seed=0).eval(), [IDS])
-    formulas = {step.key: step.arithmetic.formula for step in steps if step.arithmetic is not None}
-    assert {"mixer_norm", "q", "k", "v", "scores", "mask", "pattern", "z", "out", "resid_mid", "ffn_norm", "hidden",
-            "resid_post", "final_norm", "logits", "probabilities"} <= formulas.keys()  # fmt: skip
-    mask = next(step for step in steps if step.key == "mask")
-    assert bool((mask.value[0].triu(1) == -math.inf).logical_or(torch.ones(5, 5).tril().bool()).all())
-
-
 def test_requests_are_bounded(page: Any, letters: Loaded) -> None:
     for body, field in (
         ({"chapter": "toy", "text": "the elephant"}, "text"),
@@ -122,9 +82,3 @@ def test_walk_of_a_served_model_has_its_numbers(page: Any, letters: Loaded) -> N
     step = next(one for one in found["steps"] if one["key"] == "pattern")
     assert step["tables"][0]["head"] == 2 and found["trained"]
     assert step["tables"][0]["texts"] == [[say(one) for one in row] for row in pattern.tolist()]
-
-
-def test_walk_refuses_encoder_decoder_models() -> None:
-    model = gf.preset("t5@0.1m").build(seed=0)
-    with refused(code="unsupported", field="model"):
-        walk(model, [IDS])

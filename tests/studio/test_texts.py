@@ -15,10 +15,13 @@ from glassformer.studio.texts import LARGEST, MOST, NAME, Texts, plain_name
 from tests.refused import failed, refused
 
 
-def piece(content: bytes, name: str = "story.txt", at: int = 0, size: int | None = None) -> TextPieceRequest:
+def piece(
+    content: bytes, name: str = "story.txt", at: int = 0, size: int | None = None, upload: str = "0" * 16
+) -> TextPieceRequest:
     return TextPieceRequest(
-        name=name, size=len(content) if size is None else size, at=at, content=base64.b64encode(content).decode()
-    )
+        upload=upload, name=name, size=len(content) if size is None else size, at=at,
+        content=base64.b64encode(content).decode(),
+    )  # fmt: skip
 
 
 def test_text_in_pieces_is_the_file(tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def test_empty_file_and_invalid_pieces_are_refused(tmp_path: Path) -> None:
     with refused(code="missing", field="size"):
         texts.take(piece(b""))
     with refused(code="syntax", field="content"):
-        texts.take(TextPieceRequest(name="a", size=3, content="é$"))
+        texts.take(TextPieceRequest(upload="0" * 16, name="a", size=3, content="é$"))
     texts.take(piece(b"abc", size=9))
     for wrong in (piece(b"abc", at=6, size=9), piece(b"abcdefghij", at=3, size=9)):
         with refused(code="conflict", field="at"):
@@ -87,6 +90,30 @@ def test_other_text_of_the_same_name_stays(tmp_path: Path) -> None:
     names = [texts.take(piece(content))["name"] for content in (b"one", b"two", b"one", b"two")]
     assert names == ["story.txt", "story-2.txt", "story.txt", "story-2.txt"]
     assert (tmp_path / "story.txt").read_bytes() == b"one" and (tmp_path / "story-2.txt").read_bytes() == b"two"
+
+
+def test_two_texts_of_one_name_arrive_at_once(tmp_path: Path) -> None:
+    texts, ids = Texts(tmp_path), ("a" * 16, "b" * 16)
+    for at in (0, 4):
+        for content, upload in zip((b"one one ", b"two two "), ids, strict=True):
+            found = texts.take(piece(content[at : at + 4], at=at, size=8, upload=upload))
+    assert found["complete"] and texts.names() != []
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"one one ", b"two two "}
+    with pytest.raises(ValueError, match="upload"):
+        piece(b"one", upload="../../secret")
+
+
+def test_incomplete_texts_are_bounded_and_old_ones_removed(tmp_path: Path) -> None:
+    texts = Texts(tmp_path)
+    for i in range(MOST):
+        texts.take(piece(b"one", size=9, upload=f"{i:016x}"))
+    with refused(code="range", field="name"):
+        texts.take(piece(b"one", size=9, upload="f" * 16))
+    assert len(os.listdir(tmp_path)) == MOST and texts.names() == []
+    for part in tmp_path.iterdir():
+        os.utime(part, (0, 0))
+    texts.take(piece(b"one", upload="f" * 16))
+    assert os.listdir(tmp_path) == ["story.txt"]
 
 
 def test_no_file_of_another_folder_is_a_text(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_trainings_of_earlier_days_are_listed_with_their_day(tmp_path: Path) -> 
 
 def test_text_of_the_folder_is_trained_on_and_no_other_file(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
-    runs.texts.take(TextPieceRequest(name="mine.txt", size=6, content="b25lCm9uZQo="[:8]))
+    runs.texts.take(TextPieceRequest(upload="0" * 16, name="mine.txt", size=6, content="b25lCm9uZQo="[:8]))
     design = runs.design(asked(data="mine.txt"))
     assert design.data == str(tmp_path / "texts" / "mine.txt") and design.recipe["watch"] > 0
     assert "watch" not in runs.design(asked(watch=False)).recipe

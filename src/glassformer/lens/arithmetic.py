@@ -104,7 +104,11 @@ def flat(x: Tensor) -> Tensor:
 
 
 def explained(sources: Sources, key: str, axes: str, value: Tensor) -> Arithmetic | None:
-    """Returns the arithmetic of a step's value; None if no known formula gives it."""
+    """Returns the arithmetic of a step's value (s, d), (s, n, h), (n, s, t) or (s, v), whose `axes` have these letters;
+    None if no known formula gives it.
+
+    Raises no error for a value that fits no rule: it has no arithmetic. The cells of the result take head, row and
+    column, in which the head of a value without heads is 0."""
     for rule in RULES:
         for found in rule(sources, key, axes, value):
             return found
@@ -239,7 +243,7 @@ def _norm(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arit
     (x,) = sources.inputs
     named = {name.rpartition(".")[2]: one.detach().float() for name, one in sources.module.named_parameters()}
     eps = float(vars(sources.module).get("eps", 0.0))
-    one, zero = torch.ones(x.shape[-1]), torch.zeros(x.shape[-1])
+    one, zero = x.new_ones(x.shape[-1]), x.new_zeros(x.shape[-1])
     bias = named.get("bias", zero)
     for centred in (False, True):
         mean = x.mean(-1, keepdim=True) if centred else torch.zeros_like(x[..., :1])
@@ -311,19 +315,19 @@ def _activation(sources: Sources, key: str, axes: str, value: Tensor) -> Iterato
     if key != "hidden" or up is None or up.shape != value.shape or value.dim() != 2:
         return
     inner = up if gate is None else gate
-    for name, phi in ACTIVATIONS.items():
-        if not close(phi(inner) * (1.0 if gate is None else up), value):
-            continue
-
-        def cell(head: int, row: int, column: int, name: str = name, phi: Any = phi) -> str:
-            x, y = inner[row, column], up[row, column]
-            words = f"{name}({say(float(x))}) = {say(float(phi(x)))}"
-            if gate is None:
-                return words
-            return f"{words};  {signed(float(phi(x)))}·{signed(float(y))} = {say(float(phi(x) * y))}"
-
-        yield Arithmetic(f"hidden = {name}(up)" if gate is None else f"hidden = {name}(gate) ⊙ up", cell)
+    times = 1.0 if gate is None else up
+    name, phi = min(ACTIVATIONS.items(), key=lambda one: float((one[1](inner) * times - value).abs().max()))
+    if not close(phi(inner) * times, value):
         return
+
+    def cell(head: int, row: int, column: int) -> str:
+        x, y = inner[row, column], up[row, column]
+        words = f"{name}({say(float(x))}) = {say(float(phi(x)))}"
+        if gate is None:
+            return words
+        return f"{words};  {signed(float(phi(x)))}·{signed(float(y))} = {say(float(phi(x) * y))}"
+
+    yield Arithmetic(f"hidden = {name}(up)" if gate is None else f"hidden = {name}(gate) ⊙ up", cell)
 
 
 def _sum(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
@@ -369,11 +373,15 @@ RULES = (_scores, _softmax, _weighted, _product, _norm, _rotation, _activation, 
 # Steps without a rule
 
 
-def lookup(tokens: Sequence[int], x: Tensor) -> Arithmetic:
-    """Returns the arithmetic of the embedding: the row of each token."""
+def lookup(tokens: Tensor, table: Tensor, x: Tensor) -> Arithmetic | None:
+    """Returns the arithmetic of the embedding x (s, d), the rows of the table (v, d) for the tokens (s,); None if x is
+    made otherwise."""
+    rows = table[tokens].float()
+    if not close(rows, x):
+        return None
 
     def cell(head: int, row: int, column: int) -> str:
-        return f"E[{tokens[row]}, {column}] = {say(float(x[row, column]))}"
+        return f"E[{int(tokens[row])}, {column}] = {say(float(rows[row, column]))}"
 
     return Arithmetic("x = E[token]", cell)
 
@@ -394,13 +402,33 @@ def given(x: Tensor) -> Arithmetic:
     return Arithmetic("x", lambda head, row, column: f"x[{row}, {column}] = {say(float(x[row, column]))}")
 
 
-def position_of(x: Tensor) -> Arithmetic:
-    """Returns the arithmetic of vectors (s, d) that are added to the embedding: one for each position."""
+def position_of(module: Any, x: Tensor) -> Arithmetic | None:
+    """Returns the arithmetic of the vectors x (s, d) of positions 0 to s - 1 that an encoding adds to the embedding:
+    rows of its table, or sines and cosines; None for others."""
+    length, width = x.shape
+    places = torch.arange(length, device=x.device)
+    table = getattr(module, "weight", None)
+    if table is not None:
+        rows = table[places + vars(module).get("offset", 0)].detach().float()
+        if close(rows, x):
+            return Arithmetic(
+                "P[position]", lambda head, row, column: f"P[{row}, {column}] = {say(float(rows[row, column]))}"
+            )
+    base = float(vars(module).get("base", 0.0))
+    if base <= 1 or width % 2:
+        return None
+    angle = places[:, None] * base ** (-torch.arange(0, width, 2, device=x.device) / width)
+    interleaved = torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
+    in_turn = close(interleaved, x)
+    if not in_turn and not close(torch.cat((angle.sin(), angle.cos()), -1), x):
+        return None
 
     def cell(head: int, row: int, column: int) -> str:
-        return f"P[{row}, {column}] = {say(float(x[row, column]))}"
+        pair, late = (column // 2, column % 2 == 1) if in_turn else (column % (width // 2), column >= width // 2)
+        name, wave = ("cos", math.cos) if late else ("sin", math.sin)
+        return f"{name}({row} / {base:g}^({2 * pair}/{width})) = {say(wave(float(angle[row, pair])))}"
 
-    return Arithmetic("P[position]", cell)
+    return Arithmetic(f"P = sin θ and cos θ,  θ = position / {base:g}^(2i/d)", cell)
 
 
 def projected(x: Tensor, weights: Tensor, logits: Tensor) -> Arithmetic:
@@ -429,10 +457,14 @@ def probabilities(logits: Tensor, columns: Tensor) -> Arithmetic:
     return Arithmetic("p = softmax(logits)", cell)
 
 
-def sizes_of(sizes: Tensor) -> Arithmetic:
-    """Returns the arithmetic of the size (s, l) of each token of the stream after each layer."""
+def sizes_of(layers: Sequence[Tensor]) -> tuple[Tensor, Arithmetic]:
+    """Returns the size (s, l) of each token of the stream (s, d) after each of l layers, and its arithmetic."""
 
     def cell(head: int, row: int, column: int) -> str:
-        return f"√(mean(x²)) of token {row} after layer {column} = {say(float(sizes[row, column]))}"
+        squares = layers[column][row].square()
+        more = f" + … ({len(squares) - TERMS} more)" if len(squares) > TERMS else ""
+        written = " + ".join(say(float(one)) for one in squares[:TERMS])
+        return f"√(({written}{more}) / {len(squares)}) = {say(math.sqrt(float(squares.mean())))}"
 
-    return Arithmetic("size = √(mean(x²))", cell)
+    sizes = torch.stack([x.square().mean(-1).sqrt() for x in layers], -1)
+    return sizes, Arithmetic("size = √(mean(x²))", cell)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -149,19 +149,15 @@ def walk(model: Any, tokens: Any, layer: int = 0) -> list[WalkStep]:
     own = twin(whole, layer)
     recorder, known = Recorder(), sites(own)
     wanted = [name for name in known if name == "embed" or name.startswith(f"layers.{layer}.")]
-    looks = {name: partial(recorder.look, name, known[name].axes) for name in wanted}
     stream: dict[str, Tensor] = {}
-    for at in range(len(whole.layers)):
-        name = f"layers.{at}.resid_post"
-        looks[name] = partial(_both, looks.get(name), partial(_keep, stream, name))
-    looks |= {"final_norm": partial(_keep, stream, "final_norm")}
+    ends = [f"layers.{at}.resid_post" for at in range(len(whole.layers))]
     with ExitStack() as stack:
         for place, module in plain_modules(own, layer):
-            hook = partial(_hook, recorder, place)
-            handle = module.register_forward_hook(hook)
+            handle = module.register_forward_hook(partial(recorder.called, place))
             stack.callback(handle.remove)
         stack.enter_context(at_rest(own))
-        stack.enter_context(looking(own, looks))
+        stack.enter_context(looking(own, {name: partial(recorder.look, name, known[name].axes) for name in wanted}))
+        stack.enter_context(looking(own, {name: partial(_keep, stream, name) for name in ends}))
         stack.enter_context(torch.no_grad())
         recorder.add("embedding", "embedding", "sd", whole.embedding.look_up(tokens))
         final = own.hidden_states(tokens)[0].float()
@@ -169,7 +165,8 @@ def walk(model: Any, tokens: Any, layer: int = 0) -> list[WalkStep]:
 
 
 def walk_part(part: nn.Module, x: Tensor, **arguments: Any) -> list[WalkStep]:
-    """Returns the steps of a mixer by itself over x (1, s, d)."""
+    """Returns the steps of a mixer by itself over x (1, s, d): first x, then the values of its sites, each without the
+    batch. `arguments` are those of its forward pass, whose errors pass through."""
     recorder, known = Recorder(), sites(part)
     recorder.add("x", "x", "sd", x)
     looks = {name: partial(recorder.look, name, site.axes) for name, site in known.items()}
@@ -181,7 +178,9 @@ def walk_part(part: nn.Module, x: Tensor, **arguments: Any) -> list[WalkStep]:
 
 def twin(model: Any, layer: int) -> Any:
     """Returns a model of the same tensors whose embedding and layer `layer` are separate modules, so that hooks on them
-    are seen by no other caller."""
+    are seen by no other caller. It reads and returns the shapes of `model`.
+
+    Raises IndexError for a layer out of range."""
     tensors = {id(one): one for one in [*model.parameters(), *model.buffers()]}
     own = copy.copy(model)
     own.__dict__ = {**model.__dict__, "_modules": dict(model._modules)}
@@ -193,8 +192,8 @@ def twin(model: Any, layer: int) -> Any:
 
 
 def plain_modules(model: Any, layer: int) -> Iterator[tuple[str, nn.Module]]:
-    """Yields the outermost modules without sites of the embedding and of a layer, except linear layers, whose results
-    are sites."""
+    """Yields (place, module) of the outermost modules without sites of the embedding and of a layer, in the order of
+    their definition, except linear layers, whose results are sites. Raises IndexError for a layer out of range."""
 
     def within_(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
         for name, child in module.named_children():
@@ -209,18 +208,8 @@ def plain_modules(model: Any, layer: int) -> Iterator[tuple[str, nn.Module]]:
     yield from within_(model.layers[layer], f"layers.{layer}.")
 
 
-def _hook(recorder: Recorder, place: str, module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
-    recorder.called(place, module, given, result)
-
-
 def _keep(into: dict[str, Tensor], name: str, x: Tensor, first: int, total: int) -> None:
     into[name] = x.detach()[0].float()
-
-
-def _both(one: Callable[..., None] | None, other: Callable[..., None], *shown: Any) -> None:
-    if one is not None:
-        one(*shown)
-    other(*shown)
 
 
 def _explained(model: Any, layer: int, steps: list[RecordedStep], tokens: Tensor) -> Iterator[WalkStep]:
@@ -229,7 +218,7 @@ def _explained(model: Any, layer: int, steps: list[RecordedStep], tokens: Tensor
     parts = {f"layers.{layer}.mixer.": block.mixer, f"layers.{layer}.ffn.": block.ffn}
     found = list(_with_arithmetic(steps, {name: part for name, part in parts.items() if part is not None}))
     first = found[0]
-    yield WalkStep(first.key, first.place, first.axes, first.value, lookup(tokens.tolist(), first.value))
+    yield replace(first, arithmetic=lookup(tokens, model.embedding.weight.detach(), first.value))
     yield from found[1:]
 
 
@@ -240,7 +229,7 @@ def _with_arithmetic(steps: list[RecordedStep], parts: Mapping[str, Any]) -> Ite
         part = next((one for name, one in parts.items() if step.place.startswith(name)), None)
         found = explained(Sources(seen, part, step.module, step.inputs), step.key, step.axes, step.value)
         if step.place == "embedding.position":
-            found = position_of(step.value)
+            found = position_of(step.module, step.value)
         before = None if found is None else found.before
         yield WalkStep(step.key, step.place, step.axes, step.value if before is None else before, found, step.part)
         if before is not None:
@@ -250,10 +239,9 @@ def _with_arithmetic(steps: list[RecordedStep], parts: Mapping[str, Any]) -> Ite
 
 def _ending(model: Any, stream: dict[str, Tensor], final: Tensor) -> Iterator[WalkStep]:
     """Yields the size of the stream after every layer, the final norm, logits and probabilities."""
-    layers = [value for name, value in stream.items() if name != "final_norm"]
+    layers = list(stream.values())
     if len(layers) > 1:
-        sizes = torch.stack([x.square().mean(-1).sqrt() for x in layers], -1)
-        yield WalkStep("layers", "layers", "sl", sizes, sizes_of(sizes))
+        yield WalkStep("layers", "layers", "sl", *sizes_of(layers))
     last = layers[-1] if layers else final
     source = Sources([("resid_post", "sd", last)], None, model.final_norm, [last])
     if model.final_norm is not None:

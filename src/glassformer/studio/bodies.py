@@ -175,8 +175,10 @@ class DynamicsRequest(Body):
 
 
 class TextPieceRequest(Body):
-    """Body of POST /api/texts: a piece, in base64, of a text file of `size` bytes, which starts at byte `at`."""
+    """Body of POST /api/texts: a piece, in base64, of a text file of `size` bytes, which starts at byte `at`. `upload`
+    is a random number in hexadecimal digits, equal for the pieces of one file."""
 
+    upload: Annotated[str, Field(pattern=r"^[0-9a-f]{16,32}$")]
     name: Annotated[str, Field(min_length=1, max_length=255)]
     size: Annotated[int, Field(ge=0, le=1 << 50)]
     at: Annotated[int, Field(ge=0, le=1 << 50)] = 0

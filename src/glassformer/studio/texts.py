@@ -6,6 +6,7 @@ import base64
 import binascii
 import re
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,14 +21,17 @@ LARGEST = 64 << 20
 PIECE = 4 << 20
 """Largest number of bytes of a text in one request."""
 MOST = 100
-"""Largest number of texts."""
+"""Largest number of texts, of which incomplete ones count."""
+STALE_SECONDS = 3600
+"""Age at which an incomplete text is removed: the page that sent it was closed."""
 NOTHING_KEPT = "nothing of this text is kept"
 NAME = re.compile(r"[^\W_][\w.@ -]{0,79}\.txt")
 """Pattern of the name of a text, which cannot be a path and ends in .txt."""
 
 
 class Texts:
-    """Folder of texts. A text arrives in pieces, and is listed once it is complete and the library can read it."""
+    """Folder of texts. A text arrives in pieces, also several at once, and is listed once it is complete and the
+    library can read it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,7 +60,7 @@ class Texts:
         check_size(given.size)
         name = plain_name(given.name)
         with self._writing:
-            part = self.folder / f".{name}.part"
+            part = self.folder / f".{given.upload}.part"
             try:
                 have = self._append(part, given)
                 if have < given.size:
@@ -76,7 +80,7 @@ class Texts:
             piece = base64.b64decode(given.content, validate=True)
         except (binascii.Error, ValueError):
             raise RequestError("the piece is not base64", code="syntax", field="content") from None
-        if given.at == 0 and len(self.names()) >= MOST:
+        if given.at == 0 and len(self.names()) + self._incomplete() >= MOST:
             raise RequestError(
                 f"{self.folder} holds {MOST} texts already; remove one", code="range", field="name", value=MOST
             )
@@ -91,6 +95,17 @@ class Texts:
             with part.open("ab" if given.at else "wb") as file:
                 file.write(piece)
         return have + len(piece)
+
+    def _incomplete(self) -> int:
+        """Returns the number of texts that are arriving; removes those of pages that were closed."""
+        count = 0
+        with suppress(OSError):
+            for part in self.folder.glob(".*.part"):
+                if time.time() - part.lstat().st_mtime > STALE_SECONDS:
+                    part.unlink(missing_ok=True)
+                else:
+                    count += 1
+        return count
 
     def _free(self, name: str, part: Path) -> Path:
         """Returns the file for a new text: an old text of the same name stays, unless it is the same."""

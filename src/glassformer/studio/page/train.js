@@ -107,13 +107,16 @@ export async function train(main, query) {
   const sent = h("p", { role: "status" });
   const box = h("div", { class: "drop" }, h("label", { for: "file" }, t("drop")), file, sent);
 
-  /** Sends a file piece by piece; the first one carries the size of the whole, which Python may refuse. */
+  /** Sends a file piece by piece, one file at a time; the first piece carries the size of the whole, which Python may
+   * refuse. */
   async function send(one) {
-    sent.className = "";
+    if (file.disabled) return;
+    [file.disabled, sent.className] = [true, ""];
+    const upload = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
     try {
       for (let at = 0; ;) {
         sent.textContent = t("sending", { name: one.name, share: one.size ? Math.floor((100 * at) / one.size) : 0 });
-        const found = await ask("/api/texts", { name: one.name, size: one.size, at, content: one.size > at ? await base64(one.slice(at, at + PIECE)) : "" });
+        const found = await ask("/api/texts", { upload, name: one.name, size: one.size, at, content: one.size > at ? await base64(one.slice(at, at + PIECE)) : "" });
         if (found.complete) {
           sent.textContent = t("text-kept", found);
           await refresh();
@@ -127,7 +130,7 @@ export async function train(main, query) {
       sent.className = "refusal";
       sent.textContent = problem.message;
     } finally {
-      file.value = "";
+      [file.value, file.disabled] = ["", false];
     }
   }
 

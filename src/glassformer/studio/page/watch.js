@@ -79,7 +79,7 @@ export function watch(about) {
       running?.abort();
       [words, written, shown] = [about().words, [], -1];
       const some = about().layers;
-      if (layers.options.length !== some.length) layers.replaceChildren(...some.map((one, i) => h("option", { value: one, selected: i === some.length >> 1 }, one)));
+      if ([...layers.options].map((one) => one.value).join() !== some.join()) layers.replaceChildren(...some.map((one, i) => h("option", { value: one, selected: i === some.length >> 1 }, one)));
       said.replaceChildren();
       draw();
     },
