@@ -16,8 +16,9 @@ LEVELS = 6
 
 def number_table(x: Tensor, rows: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
     """Returns x (rows, columns) as `{"rows", "columns", "texts", "levels"}`: numbers in words, and the shade of each,
-    0 to LEVELS for the largest one, negative for a negative one; an infinite number has shade 0. Raises RuntimeError for
-    an empty x."""
+    0 to LEVELS for the largest one, negative for a negative one; an infinite number has shade 0.
+
+    Raises RuntimeError for an empty x."""
     finite = x.where(x.isfinite(), torch.zeros_like(x))
     top = max(float(finite.abs().max()), 1e-12)
     levels = (finite * (LEVELS / top)).round().int().tolist()
