@@ -1,4 +1,4 @@
-"""Arithmetic of a step: a formula only where it gives the numbers, and the one that gives them best."""
+"""Arithmetic of a step: a formula only if it gives the numbers, and the one that gives them best."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_cells(found: Arithmetic | None, x: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_activation_has_its_own_name(name: str, gated: bool) -> None:
-    """Two activations that nearly agree, as the exact and the tanh form of GELU do, are told apart."""
+    """Two activations that nearly agree, as the exact and the tanh form of GELU do, have different names."""
     up, gate = torch.randn(2, 7, 33, generator=torch.Generator().manual_seed(0)).unbind()
     hidden = ACTIVATIONS[name](gate) * up if gated else ACTIVATIONS[name](up)
     seen = [("up", "sf", up), *([("gate", "sf", gate)] if gated else [])]

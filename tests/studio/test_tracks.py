@@ -79,7 +79,7 @@ def test_view_has_a_curve_with_its_spike_and_the_words_of_the_event(tmp_path: Pa
 
 
 def test_marks_of_many_events_are_found_without_comparing_all_pairs(tmp_path: Path) -> None:
-    """Against the nearest step by definition, and with a bound on the steps that are looked at."""
+    """Against the nearest step by definition, and with a bound on the number of comparisons."""
 
     class Rows(Tail[Any]):
         def __init__(self, rows: list[Any]) -> None:

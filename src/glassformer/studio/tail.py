@@ -14,7 +14,7 @@ MOST_ROWS = 20_000
 LINE = 1 << 22
 """Largest number of bytes of a line; a longer line is left out."""
 KNOWN = 256
-"""Largest number of bytes before the next line by which a file is known again."""
+"""Largest number of bytes before the next line that are compared, to recognise a file."""
 
 
 class Tail(Generic[Row]):

@@ -21,7 +21,7 @@ LARGEST = 64 << 20
 PIECE = 4 << 20
 """Largest number of bytes of a text in one request."""
 MOST = 100
-"""Largest number of texts, of which incomplete ones count."""
+"""Largest number of texts, with the incomplete ones."""
 STALE_SECONDS = 3600
 """Age at which an incomplete text is removed: the page that sent it was closed."""
 NOTHING_KEPT = "nothing of this text is kept"
