@@ -407,7 +407,7 @@ def position_of(module: Any, x: Tensor) -> Arithmetic | None:
     rows of its table, or sines and cosines; None for others."""
     length, width = x.shape
     places = torch.arange(length, device=x.device)
-    table = getattr(module, "weight", None)
+    table = dict(module.named_parameters()).get("weight")
     if table is not None:
         rows = table[places + vars(module).get("offset", 0)].detach().float()
         if close(rows, x):
