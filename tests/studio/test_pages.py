@@ -78,6 +78,9 @@ def test_costs_of_a_choice_are_those_of_the_changed_model() -> None:
     assert found["mqa"]["parameters"]["share"] == f"{share:+.1%}".replace("-", "−")
     assert found["gqa"]["current"] and not found["mqa"]["current"]
     assert found["mamba"]["dropped"] == ["gqa:2"] and "refused" not in found["mamba"]
+    sizes = {one["word"]: one for one in choices("llama@10m+gqa:2", "size")["choices"]}
+    large = gf.preset("llama@70b+gqa:2").num_params() / before.num_params()
+    assert sizes["@70b"]["parameters"]["share"] == f"× {large:,.0f}"
 
 
 def test_choice_that_does_not_fit_has_its_reason() -> None:
