@@ -124,26 +124,57 @@ inline void each(const float* a, const float* b, float* y, int64_t first, int64_
     std::memcpy(y + i, left, 4 * (end - i));
 }
 
-template <typename W>
-inline float dot(const float* x, const W* w, int64_t width) {
-    __m256 one = _mm256_setzero_ps(), other = one;
+// y[n] = x . row n of w, N rows of `width` numbers; the order of each sum is that of any N.
+template <int N, typename W>
+inline void dots(const float* x, const W* w, int64_t width, float* y) {
+    __m256 one[N], other[N];
+    for (int n = 0; n < N; ++n) one[n] = other[n] = _mm256_setzero_ps();
     int64_t i = 0;
     for (; i + 16 <= width; i += 16) {
-        one = _mm256_fmadd_ps(load(x + i), load(w + i), one);
-        other = _mm256_fmadd_ps(load(x + i + 8), load(w + i + 8), other);
+        const __m256 a = load(x + i), b = load(x + i + 8);
+        for (int n = 0; n < N; ++n) {
+            one[n] = _mm256_fmadd_ps(a, load(w + n * width + i), one[n]);
+            other[n] = _mm256_fmadd_ps(b, load(w + n * width + i + 8), other[n]);
+        }
     }
-    for (; i + 8 <= width; i += 8) one = _mm256_fmadd_ps(load(x + i), load(w + i), one);
-    float total = sum(_mm256_add_ps(one, other));
-    for (; i < width; ++i) total += x[i] * number(w + i);
-    return total;
+    for (; i + 8 <= width; i += 8)
+        for (int n = 0; n < N; ++n) one[n] = _mm256_fmadd_ps(load(x + i), load(w + n * width + i), one[n]);
+    for (int n = 0; n < N; ++n) {
+        y[n] = sum(_mm256_add_ps(one[n], other[n]));
+        for (int64_t j = i; j < width; ++j) y[n] += x[j] * number(w + n * width + j);
+    }
 }
 
-template <typename V>
-inline void add_scaled(float* y, float factor, const V* v, int64_t width) {
-    const __m256 f = _mm256_set1_ps(factor);
+// The sum of some numbers, eight at a time.
+inline float added(const float* x, int64_t count) {
+    __m256 total = _mm256_setzero_ps();
     int64_t i = 0;
-    for (; i + 8 <= width; i += 8) _mm256_storeu_ps(y + i, _mm256_fmadd_ps(f, load(v + i), load(y + i)));
-    for (; i < width; ++i) y[i] += factor * number(v + i);
+    for (; i + 8 <= count; i += 8) total = _mm256_add_ps(total, load(x + i));
+    float y = sum(total);
+    for (; i < count; ++i) y += x[i];
+    return y;
+}
+
+// 8 N numbers of y, each += the sum over rows of v of weight times number, in the order of the rows.
+template <int N, typename V>
+inline void add_columns(float* y, const float* weights, const V* v, int64_t count, int64_t width) {
+    __m256 total[N];
+    for (int n = 0; n < N; ++n) total[n] = load(y + 8 * n);
+    for (int64_t k = 0; k < count; ++k) {
+        const __m256 weight = _mm256_set1_ps(weights[k]);
+        for (int n = 0; n < N; ++n) total[n] = _mm256_fmadd_ps(weight, load(v + k * width + 8 * n), total[n]);
+    }
+    for (int n = 0; n < N; ++n) _mm256_storeu_ps(y + 8 * n, total[n]);
+}
+
+// y (width) += weights (count) @ v (count, width)
+template <typename V>
+inline void add_rows(float* y, const float* weights, const V* v, int64_t count, int64_t width) {
+    int64_t i = 0;
+    for (; i + 64 <= width; i += 64) add_columns<8>(y + i, weights, v + i, count, width);
+    for (; i + 8 <= width; i += 8) add_columns<1>(y + i, weights, v + i, count, width);
+    for (; i < width; ++i)
+        for (int64_t k = 0; k < count; ++k) y[i] += weights[k] * number(v + k * width + i);
 }
 
 // y (rows, o) from row `at` of W on, N rows of x with M of W. One sum of eight numbers each, whatever N and M are.
@@ -354,11 +385,19 @@ struct Step {
         const bool scaled = std::is_same<X, int8_t>::value;
         const int64_t scale = r * cache.scale_stride + g * cache.slots;
         const float* q = row(op.a, r) + head * op.width;
+        const int64_t slot = first % cache.slots, before = std::min(count, cache.slots - slot);  // the ring's end
+        const auto row_of = [&](int64_t k) { return k < before ? slot + k : k - before; };
+        for (const int64_t start : {int64_t(0), before}) {
+            const int64_t end = start ? count : before;
+            const X* some = keys + row_of(start) * op.width;
+            int64_t k = start;
+            for (; k + 4 <= end; k += 4, some += 4 * op.width) dots<4>(q, some, op.width, &scores[k]);
+            for (; k < end; ++k, some += op.width) dots<1>(q, some, op.width, &scores[k]);
+        }
         float most = op.weight ? parameter(op.weight, op.code, head) : -INFINITY;
-        int64_t slot = first % cache.slots;
-        for (int64_t k = 0; k < count; ++k, slot = slot + 1 == cache.slots ? 0 : slot + 1) {
-            float score = dot(q, keys + slot * op.width, op.width) * op.f;
-            if (scaled) score *= from_bf16(cache.key_scales[scale + slot]);
+        for (int64_t k = 0; k < count; ++k) {
+            float score = scores[k] * op.f;
+            if (scaled) score *= from_bf16(cache.key_scales[scale + row_of(k)]);
             if (op.g) score = op.g * std::tanh(score / op.g);
             if (op.scales) score -= ((const float*)op.scales)[head] * (count - 1 - k);
             scores[k] = score;
@@ -368,15 +407,16 @@ struct Step {
             return exponential(_mm256_sub_ps(x, _mm256_set1_ps(most)));
         });
         float total = op.weight ? std::exp(parameter(op.weight, op.code, head) - most) : 0;
-        for (int64_t k = 0; k < count; ++k) total += scores[k];
+        total += added(scores.data(), count);
+        each(scores.data(), nullptr, scores.data(), 0, count, [total](__m256 x, __m256) {
+            return _mm256_div_ps(x, _mm256_set1_ps(total));
+        });
+        if (scaled)
+            for (int64_t k = 0; k < count; ++k) scores[k] *= from_bf16(cache.value_scales[scale + row_of(k)]);
         float* z = row(op.out, r) + head * op.value_width;
         std::memset(z, 0, 4 * op.value_width);
-        slot = first % cache.slots;
-        for (int64_t k = 0; k < count; ++k, slot = slot + 1 == cache.slots ? 0 : slot + 1) {
-            float weight = scores[k] / total;
-            if (scaled) weight *= from_bf16(cache.value_scales[scale + slot]);
-            add_scaled(z, weight, cells + slot * op.value_width, op.value_width);
-        }
+        add_rows(z, scores.data(), cells + slot * op.value_width, before, op.value_width);
+        add_rows(z, scores.data() + before, cells, count - before, op.value_width);
     }
 
     void attend(const Instruction& op, int64_t me, int64_t of) const {
