@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import glassformer as gf
+from glassformer import machine
 from glassformer.lens.arithmetic import say
 from glassformer.loaded import Loaded
 from glassformer.studio import learn
+from tests.refused import refused
 
 
 def number_of(words: str) -> float:
@@ -67,6 +70,7 @@ def test_requests_are_bounded(page: Any, letters: Loaded) -> None:
         ({"chapter": "model", "model": "tiny", "text": "abc", "head": 99}, "head"),
         ({"chapter": "model", "model": "/etc/passwd", "text": "abc"}, "expression"),
         ({"chapter": "model", "model": "t5@0.1m", "text": "abc"}, "model"),
+        ({"chapter": "model", "text": "the cat"}, "model"),
         ({"chapter": "other"}, "chapter"),
     ):
         response = page("/api/learn", body)
@@ -82,3 +86,35 @@ def test_walk_of_a_served_model_has_its_numbers(page: Any, letters: Loaded) -> N
     step = next(one for one in found["steps"] if one["key"] == "pattern")
     assert step["tables"][0]["head"] == 2 and found["trained"]
     assert step["tables"][0]["texts"] == [[say(one) for one in row] for row in pattern.tolist()]
+
+
+def test_walk_of_a_listed_expression_without_weights_has_random_ones(
+    page: Any, pages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = pages.models()
+    monkeypatch.setattr(models, "names", ["llama@0.1m", *models.names])
+    found = page("/api/learn", {"chapter": "model", "model": "llama@0.1m", "text": "the cat"})
+    assert found.status_code == 200 and found.json()["trained"] is False
+
+
+def test_walk_of_a_finished_run_is_that_of_its_weights(
+    page: Any, pages: Any, letters: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 200)
+    folder = tmp_path / "run"
+    gf.train(letters.config, tmp_path / "text.txt", tokens=512, context=32, batch_size=2, out=folder,
+             tokenizer=letters.tokenizer, progress=False)  # fmt: skip
+    asked = {"chapter": "model", "model": str(folder), "text": "the cat"}
+    assert page("/api/learn", asked).json()["error"]["param"] == "expression"  # a folder that the studio does not list
+    monkeypatch.setattr(pages.models(), "folder_of", {str(folder): folder}.get)
+    assert page("/api/learn", asked).json()["trained"]
+
+
+def test_model_for_a_walk_needs_its_memory_and_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = learn.untrained("llama@0.1m")
+    assert learn.untrained("llama@0.1m") is first
+    learn.untrained("gpt2@0.1m")
+    assert learn.untrained.cache_info().currsize == 1
+    monkeypatch.setattr(machine, "free_memory", lambda *where: 1000)
+    with refused(code="memory", field="model"):
+        learn.untrained("llama@0.1m")

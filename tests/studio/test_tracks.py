@@ -18,7 +18,9 @@ from pydantic import ValidationError
 import glassformer as gf
 from glassformer import machine
 from glassformer.parts.core.base import to_plain
+from glassformer.runs.request import read_request
 from glassformer.studio import runs as runs_
+from glassformer.studio import tracks as tracks_
 from glassformer.studio.bodies import TextPieceRequest, TrainRequest
 from glassformer.studio.models import Models
 from glassformer.studio.runs import Runs
@@ -189,7 +191,7 @@ def test_model_too_large_for_the_memory_is_refused_before_anything_starts(
     monkeypatch.setattr(machine, "free_memory", lambda *where: 1000)
     place = training(tmp_path, "one")
     run = place / "runs" / "gpt2@0.05m-seed0" / "run"
-    models = Models(None, lambda: {str(run): run})
+    models = Models(None, lambda: {str(run): run}, {str(run): run}.get)
     (run / "latest").write_text("step_00000060")
     with refused(code="memory", field="model"):
         models.served(str(run))
@@ -276,14 +278,36 @@ def test_finished_run_is_a_model_and_one_that_was_trained_on_is_read_again(tmp_p
              tokenizer=letters.tokenizer, progress=False)  # fmt: skip
     name = str(folder / "run")
     assert list(runs.weights()) == [name]
-    models = Models(None, runs.weights)
+    models = Models(None, runs.weights, runs.weights_of)
     models.names = []
     assert models.listed() == [{"name": name, "kind": "run", "label": "one: gpt2@0.05m-seed0"}]
     first = models.served(name)
     assert models.served(name) is first and models.about(name)["label"] == "one: gpt2@0.05m-seed0"
+    assert models.trained_here(name) and not models.trained_here(str(text))
     os.utime(folder / "run" / "latest", (1, 1))
     assert models.served(name) is not first
     shutil.rmtree(tmp_path / "one")
     with refused(code="unknown", field="model"):
         models.served(name)
     models.close()
+
+
+def test_link_to_an_old_run_is_followed_without_reading_other_comparisons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("old", "new"):
+        folder = training(tmp_path, name) / "runs" / "gpt2@0.05m-seed0"
+        (folder / "result.json").write_text("{}")
+        (folder / "run" / "latest").write_text("step_00000060")
+    os.utime(tmp_path / "old" / "asked.yaml", (0, 0))
+    runs, read = Runs(tmp_path), list[Path]()
+    monkeypatch.setattr(runs_, "MOST_WEIGHTS", 1)
+    old = tmp_path / "old" / "runs" / "gpt2@0.05m-seed0" / "run"
+    assert str(old) not in runs.weights()
+    monkeypatch.setattr(tracks_, "read_request", lambda place: read.append(place) or read_request(place))
+    assert [runs.weights_of(str(old)) for _ in range(2)] == [old, old] and read == [old.parent]
+    elsewhere = Path("/", *old.parts[-4:])
+    for other in (f"{old}/.", old.parent, elsewhere, old.parents[1] / "x" / "run", "run", "/etc/passwd"):
+        assert runs.weights_of(str(other)) is None
+    (old / "latest").unlink()
+    assert runs.weights_of(str(old)) is None

@@ -73,7 +73,9 @@ class Pages:
             if self._models is None:
                 from glassformer.studio.models import Models
 
-                self._models = Models(self.expression, lambda: self.runs().weights())
+                self._models = Models(
+                    self.expression, lambda: self.runs().weights(), lambda path: self.runs().weights_of(path)
+                )
             return self._models
 
     def runs(self) -> Any:
@@ -314,10 +316,12 @@ class Pages:
         def question() -> Any:
             from glassformer.studio import learn
 
-            if given.chapter != "model" or name is None:
+            if given.chapter != "model":
                 return learn.three() if given.chapter == "three" else learn.toy(given.text)
+            if name is None:
+                raise RequestError("the chapter of a model needs one", code="missing", field="model")
             models = self.models()
-            trained = name in models.names
+            trained = models.trained_here(name)
             loaded = models.served(name).loaded if trained else learn.untrained(self._named(name))
             return learn.chosen(loaded, name, given.text, given.layer, given.head, trained)
 

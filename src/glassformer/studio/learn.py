@@ -16,6 +16,7 @@ from glassformer.lens.walk import WalkStep, walk, walk_part
 from glassformer.loaded import Loaded
 from glassformer.names.explained import texts
 from glassformer.naming.models import preset
+from glassformer.studio.models import check_weights
 from glassformer.studio.numbers import number_table
 
 TOY = "gpt2@0.1m+layers=1+d_model=8+heads=2+vocab_size=8+context=8+gelu:16+init.std=0.6"
@@ -27,8 +28,6 @@ WHOLE, SLICE = 16, 8
 """Largest width of a matrix that is shown whole, and number of columns that are shown of a wider one."""
 LARGEST = 60_000_000
 """Largest number of parameters of a model that is built for the walk, with random weights."""
-KEPT = 3
-"""Number of models with random weights that are kept."""
 
 
 def three() -> dict[str, Any]:
@@ -115,10 +114,10 @@ def chosen(loaded: Loaded, name: str, text: str, layer: int, head: int, trained:
     }  # fmt: skip
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=1)
 def untrained(expression: str) -> Loaded:
-    """Returns a model of an expression with random weights that reads bytes. Raises RequestError for one that is too
-    large, or cannot read bytes."""
+    """Returns a model of an expression with random weights that reads bytes; the latest is kept. Raises RequestError
+    for one that is too large, also for the free memory, or cannot read bytes."""
     count = preset(expression).num_params()
     if count > LARGEST:
         raise RequestError(
@@ -126,6 +125,7 @@ def untrained(expression: str) -> Loaded:
             "such as llama@10m",
             code="range", field="model", value=count, expected=f"at most {LARGEST:,} parameters",
         )  # fmt: skip
+    check_weights(expression)
     return readable(expression, lambda event: None)
 
 

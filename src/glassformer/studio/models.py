@@ -21,6 +21,7 @@ from glassformer.generation.sampling import Sampling, warp
 from glassformer.names.known import PACKAGED
 from glassformer.naming.loading import load
 from glassformer.naming.models import preset
+from glassformer.naming.resolve import has_weights
 from glassformer.serving.app import Api, make_api
 from glassformer.serving.computing import Computer, Served
 from glassformer.serving.server import chats
@@ -40,18 +41,16 @@ def installed() -> list[str]:
     return [name for name, (module, _) in PACKAGED.items() if find_spec(module) is not None]
 
 
-def none_trained() -> dict[str, Path]:
-    """Returns {}: a folder without finished runs."""
-    return {}
-
-
 class Models:
     """Models with weights that a page may name: installed ones, the one that the studio was started with, and finished
-    runs of its folder, which `trained()` returns as path -> folder. A model is loaded when it is first used."""
+    runs of its folder: `trained()` returns the latest as path -> folder, `folder_of(path)` the folder of any, None for
+    another path. A model is loaded when it is first used."""
 
-    def __init__(self, own: str | None, trained: Callable[[], dict[str, Path]] = none_trained) -> None:
+    def __init__(
+        self, own: str | None, trained: Callable[[], dict[str, Path]], folder_of: Callable[[str], Path | None]
+    ) -> None:
         self.names = list(dict.fromkeys([*([own] if own else []), *installed()]))
-        self.trained = trained
+        self.trained, self.folder_of = trained, folder_of
         self._written: dict[str, float] = {}
         self.api = Api(Computer([]))
         self.app: Starlette = make_api(self.api)
@@ -69,13 +68,20 @@ class Models:
             self._written[name] = written
             return self.api.models[name]
 
+    def trained_here(self, name: str) -> bool:
+        """Returns True for a model of this studio that has weights: False for an expression without, and for any other
+        name, whose files are not opened."""
+        if name in self.names:
+            return name in self.api.models or has_weights(name)
+        return self.folder_of(name) is not None
+
     def _written_at(self, name: str) -> float:
         """Returns the time of a run's latest checkpoint; 0 for a model that is not a run. Raises RequestError for an
         unknown name."""
         if name in self.names:
             return 0.0
         with suppress(OSError):
-            if (run := self.trained().get(name)) is not None:
+            if (run := self.folder_of(name)) is not None:
                 return (run / "latest").stat().st_mtime
         raise RequestError(
             f"this studio has no model {shown(name)}; it has {', '.join(self.names) or 'none'}",

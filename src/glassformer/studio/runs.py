@@ -47,7 +47,7 @@ FRESH = 1.0
 MOST_VIEWS = 16
 """Largest number of comparisons whose views are kept."""
 MOST_WEIGHTS = 40
-"""Number of finished runs after which no further comparison is searched for them."""
+"""Number of finished runs after which no further comparison is searched for the list of them."""
 TEXTS = "texts"
 """Name of the folder, inside that of the comparisons, of texts that were dropped onto the page."""
 
@@ -228,6 +228,15 @@ class Runs:
             if len(found) >= MOST_WEIGHTS:
                 break
         return found
+
+    def weights_of(self, path: str) -> Path | None:
+        """Returns the folder of the finished run with this path; None for any other path, whose files are not opened."""
+        parts = Path(path).parts[-4:-1]  # COMPARISON/runs/RUN
+        with suppress(RequestError, ValueError):
+            name, _, run = parts
+            one = self.tracks(name).named(run)
+            return one.folder if str(one.folder) == path and one.finished else None
+        return None
 
     def page(self, name: str) -> str | None:
         """Returns the report.html of a comparison; None before it is written."""
