@@ -128,11 +128,9 @@ class Runs:
     def _time_of(self, design: Design) -> str:
         """Returns a clause with the time that a design takes at the speed of the latest comparison in the folder."""
         for name in self.comparisons.names():
-            with suppress(RequestError):
-                found = self.comparisons.results_of(name)
-                speeds = [run.flops_per_token * run.train.tokens_per_second for run in (found.runs if found else ())
-                          if run.flops_per_token and run.train and run.train.tokens_per_second]  # fmt: skip
-                if speeds:
+            with suppress(OSError):
+                place = self.comparisons.place(name)
+                if speeds := _speeds(place, (place / RESULTS).stat().st_mtime_ns):
                     flops = sum(3 * one.flops(design.context) for one in design.configs.values())
                     seconds = design.seeds * (design.tokens or 0) * flops * len(speeds) / sum(speeds)
                     return f"about {clock(seconds)} of training in all, at the speed of {name}"
@@ -174,7 +172,7 @@ class Runs:
             **charts(series, f"Training loss of {name} against tokens"), "legend": legend(series),
             "marks": any(one.markers for one in series), "runs": runs,
             "verdicts": [] if results is None else _verdicts(results),
-            "report": self.page(name) is not None, **_how(self.comparisons.folder / name, design),
+            "report": self.page(name) is not None, **_how(self.comparisons.folder / name),
         }  # fmt: skip
 
     def over(self, names: list[str]) -> dict[str, Any]:
@@ -217,7 +215,7 @@ class Runs:
         return {
             "statistics": found.statistics, "statistic": found.statistic, "curves": found.curves or "",
             "layers": found.layers or "", "words": found.words or "", "watched": bool(design.get("watch")),
-            **_how(self.comparisons.folder / name, design),
+            **_how(self.comparisons.folder / name),
         }  # fmt: skip
 
     def weights(self) -> dict[str, Path]:
@@ -308,20 +306,17 @@ def _terms(design: dict[str, Any]) -> list[Any]:
     return [design.get(name) for name in ("minutes", "tokens", "flops", "steps", "batch_size", "context")]
 
 
-def _how(place: Path, design: dict[str, Any]) -> dict[str, list[str]]:
-    models = design.get("models", [])
-    names = list(models.values()) if isinstance(models, dict) else list(models)
-    options = {name: design[name] for name in ("minutes", "tokens", "seeds") if design.get(name) is not None}
-    flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    flags += ["--watch"] if design.get("watch") else []
-    data = str(design.get("data", ""))
-    keywords = "".join(f", {name}={value}" for name, value in (options | _watch(design)).items())
-    command = ["glassformer", "compare", *map(str, names), "--data", data, *flags]
-    return {
-        "commands": [shlex.join(command), run_command(place / (ASKED if (place / ASKED).is_file() else FILE))],
-        "python": [f"gf.compare({list(map(str, names))}, {data!r}{keywords})"],
-    }
+def _how(place: Path) -> dict[str, list[str]]:
+    file = place / (ASKED if (place / ASKED).is_file() else FILE)
+    return {"commands": [run_command(file)], "python": [f"gf.run({str(file)!r})"]}
 
 
-def _watch(design: dict[str, Any]) -> dict[str, Any]:
-    return {"watch": design["watch"]} if design.get("watch") else {}
+@lru_cache(maxsize=MOST_LISTED)
+def _speeds(place: Path, written: int) -> list[float]:
+    """Returns the FLOPs per second of the runs of a comparison whose results.json was written at a time; none for a
+    damaged one."""
+    with suppress(RequestError):
+        found = read_results(place)
+        return [run.flops_per_token * run.train.tokens_per_second for run in (found.runs if found else ())
+                if run.flops_per_token and run.train and run.train.tokens_per_second]  # fmt: skip
+    return []
