@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,10 +24,15 @@ SLOW = 90_000
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the studio runs."""
+    return tmp_path_factory.mktemp("studio")
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
     """Address with its token, as the command line prints it."""
     command = [sys.executable, "-m", "glassformer", "studio", "--port", "0", "--no-open"]
-    folder = tmp_path_factory.mktemp("studio")
     with (folder / "log").open("w") as log:
         running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder)
         assert running.stdout is not None
@@ -367,6 +373,27 @@ def test_file_of_two_gigabytes_is_refused_before_it_is_read(studio: Open, tmp_pa
     assert "large.txt" not in page.locator("[name=data]").inner_text()
     page.locator("#models").fill("gpt2+" + "a" * 10_000)
     page.wait_for_selector("main .refusal:not(.drop *)")
+
+
+def test_seventh_training_waits_until_one_of_six_is_taken_away(studio: Open, folder: Path) -> None:
+    design = "models: [gpt2@0.05m]\ndata: number-words\ntokens: 1000\n"
+    places = [folder / "comparisons" / f"old-{i}" for i in range(7)]
+    for place in places:
+        place.mkdir(parents=True)
+        (place / "asked.yaml").write_text(design)
+    page = studio(f"/train?over={'+'.join(['gone', *(place.name for place in places)])}")  # an address with too many
+    boxes = page.locator(".runs [type=checkbox][value^=old-]")
+    boxes.nth(6).wait_for()
+    assert "up to 6" in page.locator("#over-hint").inner_text()
+    assert page.locator(".runs :checked").count() == 6 and page.locator(".runs :disabled").count() >= 1
+    quiet(page)
+    assert page.locator("main .refusal").count() == 0
+    page.locator(".runs :checked").first.uncheck()
+    assert page.locator(".runs :disabled").count() == 0
+    page.locator(".runs [value^=old-]:not(:checked)").last.check()
+    assert page.locator(".runs :checked").count() == 6 and page.locator(".runs :disabled").count() >= 1
+    for place in places:
+        shutil.rmtree(place)
 
 
 def test_ten_tabs_on_one_training_share_a_stream(studio: Open) -> None:

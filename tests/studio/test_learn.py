@@ -106,8 +106,10 @@ def test_walk_of_a_finished_run_is_that_of_its_weights(
              tokenizer=letters.tokenizer, progress=False)  # fmt: skip
     asked = {"chapter": "model", "model": str(folder), "text": "the cat"}
     assert page("/api/learn", asked).json()["error"]["param"] == "expression"  # a folder that the studio does not list
-    monkeypatch.setattr(pages.models(), "folder_of", {str(folder): folder}.get)
+    models = pages.models()
+    monkeypatch.setattr(models, "folder_of", {str(folder): folder}.get)
     assert page("/api/learn", asked).json()["trained"]
+    del models.api.models[str(folder)]  # other tests list those that are loaded
 
 
 def test_model_for_a_walk_needs_its_memory_and_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

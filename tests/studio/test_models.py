@@ -69,5 +69,7 @@ def test_completions_carry_alternatives_and_one_can_be_taken(page: Any) -> None:
 def test_list_and_description_of_models(page: Any) -> None:
     listed = [{"name": name, "kind": "own", "label": name} for name in ("tiny", "encoder")]
     assert page("/api/models").json() == {"models": ["tiny", "encoder"], "listed": listed, "loaded": ["tiny"]}
+    older = page("/api/models?also=/x/comparisons/old/runs/gpt2-seed0/run&also=tiny&also=third").json()["listed"]
+    assert older[2:] == [{"name": "/x/comparisons/old/runs/gpt2-seed0/run", "kind": "run", "label": "old: gpt2-seed0"}]
     about = page("/api/model", {"model": "tiny"}).json()
     assert about["generates"] and not about["chats"] and about["context"] == 64

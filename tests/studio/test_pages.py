@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import glassformer as gf
+import glassformer.studio
 from experiments import gallery as cards
 from glassformer.names.known import PRESETS, YEARS
 from glassformer.studio.compose import PLACES, choices, compose, cost, with_change
@@ -152,6 +154,12 @@ def test_languages_have_the_same_words_and_every_word_that_is_used() -> None:
             assert set(re.findall(r"\{\w+\}", text)) == set(re.findall(r"\{\w+\}", words["en"][key])), key
     axes = {*AXES, *(axis for some in PLACES.values() for axis in some)}
     assert {f"axis-{axis}" for axis in axes} | {f"place-{place}" for place in PLACES} <= words["en"].keys()
+
+
+def test_modules_are_described_in_the_package() -> None:
+    modules = {one.name for one in pkgutil.iter_modules(glassformer.studio.__path__)}
+    described = {line.split()[0] for line in (glassformer.studio.__doc__ or "").splitlines()[2:] if line}
+    assert described == modules | {"page"}
 
 
 def test_first_page_needs_no_torch() -> None:

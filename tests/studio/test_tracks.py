@@ -6,9 +6,11 @@ import asyncio
 import errno
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +19,15 @@ from pydantic import ValidationError
 
 import glassformer as gf
 from glassformer import machine
+from glassformer.figures.terminal import clock
+from glassformer.laboratory.experiments import steps_of
 from glassformer.parts.core.base import to_plain
 from glassformer.runs.request import read_request
 from glassformer.studio import runs as runs_
 from glassformer.studio import tracks as tracks_
-from glassformer.studio.bodies import TextPieceRequest, TrainRequest
+from glassformer.studio.bodies import RunsRequest, TextPieceRequest, TrainRequest
+from glassformer.studio.kept import PageShelf
+from glassformer.studio.look import look
 from glassformer.studio.models import Models
 from glassformer.studio.runs import Runs
 from glassformer.studio.tail import Tail
@@ -284,12 +290,75 @@ def test_finished_run_is_a_model_and_one_that_was_trained_on_is_read_again(tmp_p
     first = models.served(name)
     assert models.served(name) is first and models.about(name)["label"] == "one: gpt2@0.05m-seed0"
     assert models.trained_here(name) and not models.trained_here(str(text))
+    models.trained = dict
+    assert models.listed() == [] and models.listed([name])[0]["label"] == "one: gpt2@0.05m-seed0"
+    page = look(models.served(name), models.label(name), "the cat", ("layers.0.ffn",), PageShelf())
+    assert [one["name"] for one in page["answers"]] == [
+        "one: gpt2@0.05m-seed0", "one: gpt2@0.05m-seed0 without layers.0.ffn"
+    ]  # fmt: skip
+    assert name in page["commands"][0]
     os.utime(folder / "run" / "latest", (1, 1))
     assert models.served(name) is not first
     shutil.rmtree(tmp_path / "one")
     with refused(code="unknown", field="model"):
         models.served(name)
     models.close()
+
+
+def test_command_of_a_training_makes_the_design_that_was_asked_for(tmp_path: Path) -> None:
+    runs, given = Runs(tmp_path), asked(models=["gpt2@0.05m", "gpt2@0.1m"], allow_unmatched=True, seeds=2)
+    design = runs.design(given).to_dict() | {"batch_size": 3, "seed": 17}
+    place = training(tmp_path, "one")
+    (place / "asked.yaml").write_text(yaml.safe_dump(design))
+    for found in (runs.view("one"), runs.dynamics("one", "")):
+        verb, file, *options = shlex.split(found["commands"][0])[1:]
+        assert verb == "run" and options == ["--out", str(place)]
+        assert found["python"] == [f"gf.run({file!r}, out={str(place)!r})"]
+        (step,) = steps_of(file, options[1])[1]
+        assert step.out == str(place) and step.tree["allow_unmatched"] is True
+        assert {name: step.tree.get(name) for name in design} == design
+    (place / "asked.yaml").rename(place / "design.yaml")  # started by a command, not by a page
+    verb, file, *options = shlex.split(runs.view("one")["commands"][0])[1:]
+    (step,) = steps_of(file)[1]
+    assert options == [] and step.out == str(place) and step.tree["batch_size"] == 3
+
+
+def test_results_are_read_once_for_the_time_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        (training(tmp_path, name) / "results.json").write_text("{}")
+    runs, read = Runs(tmp_path), list[str]()
+    monkeypatch.setattr(runs_, "read_results", lambda place: read.append(place.name))
+    for _ in range(3):
+        runs.plan(asked())
+    assert sorted(read) == ["one", "two"]
+    os.utime(tmp_path / "one" / "results.json", (1, 1))  # written again
+    runs.plan(asked())
+    assert sorted(read) == ["one", "one", "two"]
+
+
+def test_speed_is_that_of_the_latest_training_and_damaged_results_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = training(tmp_path, "one")
+    (place / "results.json").write_text("{ damaged")
+    runs = Runs(tmp_path)
+    assert "how fast" in runs.plan(asked())["words"]
+    run = SimpleNamespace(flops_per_token=3e6, train=SimpleNamespace(tokens_per_second=1000.0))
+    monkeypatch.setattr(runs_, "read_results", lambda place: SimpleNamespace(runs=[run]))
+    os.utime(place / "results.json", (2, 2))
+    design = runs.design(asked())
+    (config,) = design.configs.values()
+    seconds = 20_000 * 3 * config.flops(design.context) / 3e9
+    assert f"about {clock(seconds)} of training in all, at the speed of one" in runs.plan(asked())["words"]
+
+
+def test_number_of_trainings_in_one_figure_is_bounded_and_said(tmp_path: Path) -> None:
+    found = Runs(tmp_path).listed()
+    names = ["a"] * (found["most_over"] + 1)
+    assert len(RunsRequest(names=names[1:]).names) == found["most_over"]
+    with pytest.raises(ValidationError) as caught:
+        RunsRequest(names=names)
+    assert (caught.value.errors()[0]["type"], caught.value.errors()[0]["loc"]) == ("too_long", ("names",))
 
 
 def test_link_to_an_old_run_is_followed_without_reading_other_comparisons(

@@ -40,11 +40,13 @@ from glassformer.studio.desk import Desk
 from glassformer.studio.files import INDEX, LANGUAGES, POLICY, media_type, page_files
 from glassformer.studio.frames import framed
 from glassformer.studio.kept import PageShelf
-from glassformer.studio.known import check_name, name_of
+from glassformer.studio.known import LONGEST, check_name, name_of
 from glassformer.studio.run_routes import RunRoutes
 from glassformer.version import __version__
 
 LOGIN = "/api/login"
+MOST_ALSO = 2
+"""Largest number of models of a link that are listed with the others."""
 
 
 def open_routes() -> frozenset[tuple[str, str]]:
@@ -241,9 +243,11 @@ class Pages:
     async def list_models(self, request: Request) -> Response:
         """Answers GET /api/models with the models that can be loaded, and the names of those that are loaded."""
 
+        also = [name for name in request.query_params.getlist("also")[:MOST_ALSO] if len(name) <= LONGEST]
+
         def question() -> Any:
             models = self.models()
-            listed = models.listed()
+            listed = models.listed(also)
             names = [one["name"] for one in listed]
             return {"models": names, "listed": listed, "loaded": list(models.api.models)}
 
@@ -278,7 +282,7 @@ class Pages:
         def question() -> Any:
             from glassformer.studio.look import look
 
-            return look(served, given.text, tuple(given.ablate), self.kept)
+            return look(served, self.models().label(given.model), given.text, tuple(given.ablate), self.kept)
 
         return Json(await self.shelf.answer(question, request.receive))
 

@@ -146,6 +146,8 @@ class TrainRequest(Body):
 
 
 Comparison = Annotated[str, Field(min_length=1, max_length=64)]
+MOST_OVER = 6
+"""Largest number of comparisons in one figure."""
 
 
 class RunRequestBody(Body):
@@ -157,7 +159,7 @@ class RunRequestBody(Body):
 class RunsRequest(Body):
     """Body of POST /api/runs/over: names of comparisons whose curves are drawn in one figure."""
 
-    names: Annotated[list[Comparison], Field(min_length=1, max_length=6)]
+    names: Annotated[list[Comparison], Field(min_length=1, max_length=MOST_OVER)]
 
 
 class WhyRequest(Body):

@@ -24,8 +24,9 @@ MOST = 512
 
 
 @lru_cache(maxsize=KEPT)
-def inspected(served: Served, text: str, ablate: tuple[str, ...]) -> Inspection:
-    """Returns the inspection of a model on a text, without the components `ablate`, as the command line gives it.
+def inspected(served: Served, label: str, text: str, ablate: tuple[str, ...]) -> Inspection:
+    """Returns the inspection of a model on a text, without the components `ablate`, as the command line gives it, but
+    under the name `label`.
 
     Raises RequestError for a text that the model cannot read, and for a component that it lacks."""
     loaded = served.loaded
@@ -39,7 +40,7 @@ def inspected(served: Served, text: str, ablate: tuple[str, ...]) -> Inspection:
     found = inspect(loaded, text, ablate=list(ablate), progress=False, command=command(served.name, text, ablate))
     assert isinstance(found, Inspection)
     without = f" without {', '.join(ablate)}" if ablate else ""
-    return replace(found, name=f"{served.name}{without}")
+    return replace(found, name=f"{label}{without}")
 
 
 def command(name: str, text: str, ablate: tuple[str, ...]) -> str:
@@ -48,12 +49,12 @@ def command(name: str, text: str, ablate: tuple[str, ...]) -> str:
     return f"glassformer inspect {shlex.quote(name)} --text {shlex.quote(text)}{flags}"
 
 
-def look(served: Served, text: str, ablate: tuple[str, ...], kept: PageShelf) -> dict[str, Any]:
+def look(served: Served, label: str, text: str, ablate: tuple[str, ...], kept: PageShelf) -> dict[str, Any]:
     """Returns the name of an inspection's page in `kept`, the components that can be removed, and losses and
-    predictions with and without those of `ablate`. Raises RequestError for a text that the model cannot read and a
-    component that it lacks."""
-    whole = inspected(served, text, ())
-    seen = inspected(served, text, ablate) if ablate else whole
+    predictions with and without those of `ablate`; the page shows the model as `label`. Raises RequestError for a text
+    that the model cannot read and a component that it lacks."""
+    whole = inspected(served, label, text, ())
+    seen = inspected(served, label, text, ablate) if ablate else whole
     python = f", ablate={list(ablate)}" if ablate else ""
     return {
         "page": kept.put(seen.html()),

@@ -88,14 +88,14 @@ class Models:
             code="unknown", field="model", value=shown(name),
         )  # fmt: skip
 
-    def listed(self) -> list[dict[str, str]]:
-        """Returns name, kind and label of each model; the kind is "run" for a finished run of the folder, else
-        "own"."""
+    def listed(self, also: Sequence[str] = ()) -> list[dict[str, str]]:
+        """Returns name, kind and label of each model; the kind is "run" for a finished run of the folder, else "own".
+        `also` are names that a link gave, of older runs, which are not looked for here."""
         kinds = dict.fromkeys(self.names, "own")
-        kinds |= {name: "run" for name in self.trained() if name not in kinds}
-        return [{"name": name, "kind": kind, "label": self._label(name)} for name, kind in kinds.items()]
+        kinds |= {name: "run" for name in [*self.trained(), *also] if name not in kinds}
+        return [{"name": name, "kind": kind, "label": self.label(name)} for name, kind in kinds.items()]
 
-    def _label(self, name: str) -> str:
+    def label(self, name: str) -> str:
         """Returns the name that a page shows for a model: for a run, COMPARISON: RUN."""
         parts = Path(name).parts
         return name if name in self.names or len(parts) < 4 else f"{parts[-4]}: {parts[-2]}"
@@ -104,7 +104,7 @@ class Models:
         """Loads a model; returns its name, label, context and parameters, and if it chats and generates."""
         served = self.served(name)
         return {
-            "name": name, "label": self._label(name), "chats": chats(served), "generates": served.session is not None,
+            "name": name, "label": self.label(name), "chats": chats(served), "generates": served.session is not None,
             "context": served.context, "parameters": f"{served.loaded.config.num_params():,}",
         }  # fmt: skip
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from glassformer.agents.comparisons import ASKED, Comparisons
+from glassformer.agents.comparisons import ASKED, MOST_LISTED, Comparisons
 from glassformer.agents.tools import CompareTool, Expression, check_text_name
 from glassformer.comparison import Design
 from glassformer.comparison.design import FILE
@@ -29,11 +30,12 @@ from glassformer.names.known import CORPORA, TASKS
 from glassformer.planning.timed import check_memory
 from glassformer.report.dynamics import live_dynamics
 from glassformer.runs.arms import arms_of
+from glassformer.runs.files import RESULTS, read_results
 from glassformer.runs.results import Results, RunResult
 from glassformer.runs.wording import best_words, verdict_sentence
 from glassformer.serving.wire import dumps
 from glassformer.studio.blocks import blocks
-from glassformer.studio.bodies import TrainRequest
+from glassformer.studio.bodies import MOST_OVER, TrainRequest
 from glassformer.studio.texts import Texts
 from glassformer.studio.tracks import Tracks, charts
 from glassformer.training.post_mortem import why
@@ -80,14 +82,14 @@ class Runs:
 
     def listed(self) -> dict[str, Any]:
         """Returns a dict: `folder`, `runs` (comparisons, the latest first), `own` (names of texts in the folder),
-        `texts` (the library's)."""
+        `texts` (the library's), `most_over` (largest number of comparisons in one figure)."""
         runs = [
             {**row, "data": self._text_of(row["name"]), "created": row.get("created") or self._asked_at(row["name"])}
             for row in self.comparisons.listed()
         ]
         return {
             "folder": str(self.comparisons.folder), "runs": runs, "own": self.texts.names(),
-            "texts": [*CORPORA, *TASKS],
+            "texts": [*CORPORA, *TASKS], "most_over": MOST_OVER,
         }  # fmt: skip
 
     def _text_of(self, name: str) -> str:
@@ -164,7 +166,6 @@ class Runs:
         results = self.comparisons.results_of(name) if found["state"] == "complete" else None
         ended = {run.key: _end(run) for run in (results.runs if results else ())}
         runs = [{**one.to_dict(), "held_out": ended.get((one.model, one.seed), "")} for one in tracks]
-        design = self.comparisons.design_of(name)
         return {
             "name": name, "state": found["state"], "progress": found.get("progress", ""), "data": self._text_of(name),
             "refused": found.get("refused", {}).get("message", ""), "similar": found["similar"],
@@ -228,7 +229,7 @@ class Runs:
         return found
 
     def weights_of(self, path: str) -> Path | None:
-        """Returns the folder of the finished run with this path; None for any other path, whose files are not opened."""
+        """Returns the folder of the finished run with this path; None for any other path, whose files stay closed."""
         parts = Path(path).parts[-4:-1]  # COMPARISON/runs/RUN
         with suppress(RequestError, ValueError):
             name, _, run = parts
@@ -307,8 +308,11 @@ def _terms(design: dict[str, Any]) -> list[Any]:
 
 
 def _how(place: Path) -> dict[str, list[str]]:
-    file = place / (ASKED if (place / ASKED).is_file() else FILE)
-    return {"commands": [run_command(file)], "python": [f"gf.run({str(file)!r})"]}
+    """Returns the command and the line of Python that make a comparison, and continue one that was stopped."""
+    if (place / ASKED).is_file():
+        file, out = place / ASKED, str(place)
+        return {"commands": [run_command(file, "--out", out)], "python": [f"gf.run({str(file)!r}, out={out!r})"]}
+    return {"commands": [run_command(place / FILE)], "python": [f"gf.run({str(place / FILE)!r})"]}
 
 
 @lru_cache(maxsize=MOST_LISTED)

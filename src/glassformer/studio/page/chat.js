@@ -1,6 +1,6 @@
 // Texts written by one model or by two from the same prompt: each token with its alternatives, which can be taken, and what
 // the settings do to the next one.
-import { ask, h, how, region, refusal, remember, t, Refusal } from "./dom.js";
+import { ask, h, how, listed, models as models_, region, refusal, remember, t, Refusal } from "./dom.js";
 
 const SURPRISES = [0.7, 1.6, 3, 5];
 /** Nats from which a token is shaded one step darker. */
@@ -65,7 +65,7 @@ export async function chat(main, query) {
     h("div", { class: "options" }, h("label", { for: "model" }, t("model"), models), h("label", { for: "second" }, t("second"), other), h("label", { for: "mode" }, t("kind"), mode)), known.element,
     h("label", { for: "prompt" }, t("prompt")), prompt, settings, h("p", {}, write, " ", stop), place);
   try {
-    const found = await ask("/api/models");
+    const found = await ask(models_(query.get("model"), query.get("second")));
     models.replaceChildren(...listed(found.listed, query.get("model")));
     other.replaceChildren(h("option", { value: "" }, t("no-other")), ...listed(found.listed, query.get("second")));
     if (found.models.length) await open();
@@ -75,17 +75,12 @@ export async function chat(main, query) {
   }
 }
 
-/** Options for models, those of finished trainings apart. */
-function listed(all, chosen) {
-  return ["own", "run"].map((kind) => [kind, all.filter((one) => one.kind === kind)]).filter(([, some]) => some.length).map(([kind, some]) =>
-    h("optgroup", { label: t(`models-${kind}`) }, ...some.map((one) => h("option", { value: one.name, selected: one.name === chosen }, one.label))));
-}
-
 /** The text of one model, with the alternatives of each token and the distribution of the next one. */
 function writer(model, about, named, shared) {
-  const next = region(`${t("next")} ${model}`);
-  const text = h("div", { class: "tokens", role: "group", "aria-label": `${t("answer")} ${model}` });
-  const others = h("div", { class: "others", role: "region", "aria-label": `${t("alternatives")} ${model}`, "aria-live": "polite" });
+  const label = about?.label ?? model;
+  const next = region(`${t("next")} ${label}`);
+  const text = h("div", { class: "tokens", role: "group", "aria-label": `${t("answer")} ${label}` });
+  const others = h("div", { class: "others", role: "region", "aria-label": `${t("alternatives")} ${label}`, "aria-live": "polite" });
   const status = h("p", { class: "quiet", role: "status" });
   const said = h("ol", { class: "said" });
   let running = null, tokens = [], messages = [], base = "";
@@ -113,7 +108,7 @@ function writer(model, about, named, shared) {
   async function start() {
     if (shared.mode.value === "talk" && tokens.length) {
       messages.push({ role: "user", content: said.dataset.asked }, { role: "assistant", content: written() });
-      said.append(h("li", {}, h("b", {}, t("you")), ` ${said.dataset.asked}`), h("li", {}, h("b", {}, model), ` ${written()}`));
+      said.append(h("li", {}, h("b", {}, t("you")), ` ${said.dataset.asked}`), h("li", {}, h("b", {}, label), ` ${written()}`));
     }
     tokens = [];
     said.dataset.asked = shared.prompt.value;
@@ -204,7 +199,7 @@ function writer(model, about, named, shared) {
     begin, start, stop, distribution, busy: () => running !== null,
     changed() { tokens = []; text.replaceChildren(); distribution(); },
     element: h("div", { class: "writer" },
-      h("section", {}, named ? h("h2", {}, about?.label ?? model) : null, said, text, status, others),
+      h("section", {}, named ? h("h2", {}, label) : null, said, text, status, others),
       h("section", {}, h("h2", {}, t("next")), next.element)),
   };
 }

@@ -78,6 +78,17 @@ export function refusal(problem) {
   return h("p", { class: "refusal", role: "alert" }, problem.message);
 }
 
+/** The question for the models that can be chosen; a link may name older ones also. */
+export function models(...also) {
+  return `/api/models?${new URLSearchParams(also.filter(Boolean).map((one) => ["also", one]))}`;
+}
+
+/** Options for models, those of finished trainings apart. */
+export function listed(all, chosen) {
+  return ["own", "run"].map((kind) => [kind, all.filter((one) => one.kind === kind)]).filter(([, some]) => some.length).map(([kind, some]) =>
+    h("optgroup", { label: t(`models-${kind}`) }, ...some.map((one) => h("option", { value: one.name, selected: one.name === chosen }, one.label))));
+}
+
 /** Tables and texts as the command line prints them. */
 export function blocks(list, label) {
   return list.map((one) => ("text" in one ? h("p", { class: one.quiet ? "quiet" : null }, one.text) : table(one, label)));

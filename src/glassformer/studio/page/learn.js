@@ -1,5 +1,5 @@
 // A forward pass in steps: every number is the library's, and the line below a number shows how it is made.
-import { ask, h, how, place, region, remember, t, words } from "./dom.js";
+import { ask, h, how, models as models_, place, region, remember, t, words } from "./dom.js";
 import { matrix } from "./numbers.js";
 
 export async function learn(main, query) {
@@ -9,12 +9,13 @@ export async function learn(main, query) {
   const sentence = h("input", { type: "text", id: "toy-words", value: query.get("words") ?? "the cat sat on", maxlength: "200", spellcheck: "false" });
   const toy = chapter("toy", async () => ({ chapter: "toy", text: sentence.value }), (found) => h("p", {}, t("toy-lead", found)));
   const model = h("input", { type: "text", id: "walk-model", list: "models", value: query.get("model") ?? "", spellcheck: "false", autocomplete: "off" });
-  const models = h("datalist", { id: "models" });
+  const models = h("datalist", { id: "models" }), labels = new Map();
+  const label = () => labels.get(model.value.trim()) ?? model.value;
   const text = h("input", { type: "text", id: "walk-text", value: query.get("text") ?? "The cat sat on the", maxlength: "2000" });
   const layer = number("layer"), head = number("head");
   const chosen = chapter("model", async () => ({ chapter: "model", model: model.value, text: text.value, layer: Number(layer.value), head: Number(head.value) }), (found) => [
-    h("p", {}, t("is-model", { ...found, model: model.value, layer: layer.value })),
-    found.trained ? null : h("p", { class: "note" }, t("untrained", { model: model.value })),
+    h("p", {}, t("is-model", { ...found, model: label(), layer: layer.value })),
+    found.trained ? null : h("p", { class: "note" }, t("untrained", { model: label() })),
     found.about.what ? h("p", { class: "quiet" }, found.about.what, found.about.formula ? [" ", h("code", {}, found.about.formula)] : null) : null]);
 
   function number(name) {
@@ -64,8 +65,9 @@ export async function learn(main, query) {
   await three.show();
   await toy.show();
   try {
-    const found = await ask("/api/models");
-    models.replaceChildren(...found.models.map((one) => h("option", { value: one })));
+    const found = await ask(models_(query.get("model")));
+    for (const one of found.listed) labels.set(one.name, one.label);
+    models.replaceChildren(...found.listed.map((one) => h("option", { value: one.name, label: one.label })));
     model.value ||= found.models[0] ?? "llama@1m";
   } catch {
     model.value ||= "llama@1m";

@@ -1,5 +1,5 @@
 // A model while it reads a text: the lens's own page in a frame, and components that are removed by a click.
-import { ask, h, how, region, refusal, remember, t } from "./dom.js";
+import { ask, h, how, listed, models as models_, region, refusal, remember, t } from "./dom.js";
 import { patch, states } from "./inside.js";
 import { watch } from "./watch.js";
 
@@ -73,8 +73,8 @@ export async function look(main, query) {
     h("div", { class: "columns two" }, h("section", {}, h("h2", {}, t("answers")), answers.element), h("section", {}, h("h2", {}, t("components")), parts.element)),
     ...panels.map((one) => one.element), h("h2", {}, t("inside")), frame.element);
   try {
-    const found = await ask("/api/models");
-    models.replaceChildren(...found.models.map((one) => h("option", { value: one, selected: one === query.get("model") }, one)));
+    const found = await ask(models_(query.get("model")));
+    models.replaceChildren(...listed(found.listed, query.get("model")));
     if (found.models.length) await read();
     else answers.element.append(h("p", {}, t("no-models")));
   } catch (problem) {

@@ -16,7 +16,7 @@ export async function train(main, query) {
   const plan = region(t("before-start")), said = h("div", { role: "alert" });
   const list = region(t("trainings")), over = region(t("over")), shown = h("div");
   const chosen = new Set((query.get("over") ?? "").split(" ").filter(Boolean));
-  let open = null, timer = 0;
+  let open = null, timer = 0, most = 0;
   list.element.classList.add("listed");
 
   const names = () => models.value.split(/\s+/).filter(Boolean);
@@ -63,19 +63,22 @@ export async function train(main, query) {
   function refresh() {
     return list.show((signal) => ask("/api/runs", undefined, signal), (found) => {
       texts(found);
+      most = found.most_over;
+      const there = found.runs.map((one) => one.name);
+      for (const [i, name] of [...chosen].filter((one) => there.includes(one) || !chosen.delete(one)).entries()) if (i >= most) chosen.delete(name);
       if (!found.runs.length) return h("p", { class: "quiet" }, t("no-runs", { folder: found.folder }));
       const days = new Map();
       for (const one of found.runs) {
         const day = one.created ? new Date(one.created).toLocaleDateString(document.documentElement.lang, { dateStyle: "medium" }) : t("no-day");
         days.set(day, [...(days.get(day) ?? []), one]);
       }
-      return [h("p", { class: "quiet" }, t("over-hint")), ...[...days].flatMap(([day, some]) => [h("h3", {}, day), h("ul", { class: "runs" }, ...some.map(row))])];
+      return [h("p", { class: "quiet", id: "over-hint" }, t("over-hint", { n: most })), ...[...days].flatMap(([day, some]) => [h("h3", {}, day), h("ul", { class: "runs" }, ...some.map(row))])];
     });
   }
 
   function row(one) {
     return h("li", {},
-      h("input", { type: "checkbox", checked: chosen.has(one.name), "aria-label": t("lay-over", { name: one.name }), onchange: (event) => {
+      h("input", { type: "checkbox", checked: chosen.has(one.name), "aria-label": t("lay-over", { name: one.name }), "aria-describedby": "over-hint", disabled: full(one.name), value: one.name, onchange: (event) => {
         event.target.checked ? chosen.add(one.name) : chosen.delete(one.name);
         lay();
       } }),
@@ -87,8 +90,14 @@ export async function train(main, query) {
     [...list.element.querySelectorAll("button")].find((one) => one.textContent === name)?.focus();
   }
 
+  /** True for a training that no longer fits into the figure. */
+  function full(name) {
+    return chosen.size >= most && !chosen.has(name);
+  }
+
   /** Draws the chosen trainings over each other. */
   function lay() {
+    for (const box of list.element.querySelectorAll("[type=checkbox]")) box.disabled = full(box.value);
     remember({ over: [...chosen].join(" ") });
     if (!chosen.size) over.element.replaceChildren();
     else over.show((signal) => ask("/api/runs/over", { names: [...chosen] }, signal), overlay);
