@@ -101,7 +101,7 @@ class PresetsTool(Arguments):
     """Only names and changes that contain it, such as rope."""
 
     def call(self, comparisons: Comparisons) -> dict[str, Any]:
-        """Returns presets with their parameters, families, sizes and changes."""
+        """Returns presets with their number of parameters, families, sizes and changes."""
         return PresetCatalogue.of(self.word).to_dict()
 
 
