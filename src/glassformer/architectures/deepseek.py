@@ -27,8 +27,9 @@ def deepseek(
     vocab_size: int,
     share: float,
 ) -> ModelConfig:
-    """Returns a model of `dense` layers whose FFN has the width `hidden`, then of layers of experts. Scores are scaled
-    by the square of YaRN's magnitude, 1 + 0.1 share ln 40, instead of cos and sin by it."""
+    """Returns a model of `dense` layers with an FFN of width `hidden`, then layers of experts, `n_layers` in all.
+    Attention scores are scaled by m^2 with YaRN's magnitude m = 1 + 0.1 share ln 40, and cos and sin are not scaled.
+    `share`: `mscale_all_dim` of the published config.json."""
     scaling = YarnScalingConfig(factor=40.0, original_context=4096, attention_factor=1.0)
     mixer = LatentAttentionConfig(
         n_heads=n_heads,
