@@ -24,8 +24,9 @@ from glassformer.version import __version__
 
 
 class Verb(NamedTuple):
-    """Entry in the list of verbs: file in `verbs`, first line of the docstring, an example to copy, and names that
-    other programs have for the verb, which the error for an unknown verb answers with this one."""
+    """Entry in the list of verbs: file in `verbs`, first line of the docstring, an example to copy, and synonyms from
+    other programs, such as `fit` for `train`; the error for an unknown verb proposes the verb whose synonym was
+    typed."""
 
     file: str
     line: str

@@ -173,7 +173,8 @@ def check_prompt(text: str) -> None:
 
 
 def read_prompts(asked: GenerateOptions) -> list[str]:
-    """Returns the prompts of --prompt and --prompt-file, by default standard input; [""] with only a source.
+    """Returns the prompts of --prompt and --prompt-file, by default standard input; [""] if only --source, the text for
+    the encoder, is given.
 
     Raises RequestError for a prompt that is empty, too long, or not text."""
     named = [*(asked.prompt or ()), *([] if asked.prompt_file is None else [None])]
