@@ -68,7 +68,7 @@ def regroup(old: Model, model: Model, how: OfHeads = mean) -> dict[str, Tensor]:
 
 def _stacked(parts: list[Part], leaf: str, how: OfHeads) -> Tensor | None:
     """Returns a new model's parameter (`leaf`: "parameter" or "bias"), filled part by part from the old model; None if
-    a part of it has no source."""
+    a part has no source, or one whose shape does not fit."""
     value: Tensor = getattr(parts[0][1], leaf).detach().clone()
     for one, other, grouped in parts:
         given = None if one is None else getattr(one, leaf)
