@@ -63,7 +63,7 @@ class CoordinateCheck(Tabular):
         return sorted((kind for kind, one in slopes.items() if not one <= LEVEL), key=lambda kind: -slopes[kind])
 
     def lost(self) -> list[tuple[str, int, int]]:
-        """Returns kind of site, step and width of each change that is not a number."""
+        """Returns (kind of site, step, width) of each change that is nan or infinite."""
         return [
             (kind, step, width)
             for kind, by_step in self.changes.items()

@@ -50,9 +50,11 @@ def _last(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class SummarizedStatistic:
-    """Statistic of the summary: its place, the reduction of heads and places to one number, and of rows to one window.
+    """Statistic of the summary: `statistic` of dynamics.jsonl at one site, or at all. `places` reduces the numbers of
+    all heads and sites to one; `rows` reduces the numbers of all steps in a window to one.
 
-    `site` is the place within a layer, or of a curve the whole place; None takes them all.
+    `site`: site within a layer, such as mixer, or the full site for a statistic outside the layers, such as logits;
+    None for all sites but mixer.qk.
     """
 
     name: str
