@@ -357,7 +357,7 @@ class Engine:
 
     def remember(self, tokens: Sequence[int], state: ModelState) -> None:
         """Keeps a state of one row that has read `tokens`, for prompts that start with them. Raises RequestError for a
-        model with a prefix."""
+        prefix LM, whose state depends on the whole prompt."""
         check_keeps(self.model)
         self._keep(Read(list(tokens), state, None, any_length=True))
 

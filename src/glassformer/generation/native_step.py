@@ -485,7 +485,8 @@ class NativeStep:
     token, equal to `model(tokens, state)[:, -1]` up to rounding, for any b and a state that it `serves`."""
 
     def __init__(self, model: Model):
-        """Writes the instructions. Raises NoInstructions for a model with a part without instructions."""
+        """Writes the list of native instructions of a decoding step. Raises NoInstructions if a part of `model` has
+        none."""
         self.program, self.begin, self.logits = written(model)
         self.listed, self.width = self.program.finished()
         self.settled = model.settled
