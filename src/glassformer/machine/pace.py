@@ -21,6 +21,8 @@ SURE = 8.0
 
 
 class Way(NamedTuple):
+    """Way to do a kind of work: with this number of threads."""
+
     threads: int
     sleep: bool = False
     """True if waiting threads sleep at once, False if they spin first."""
@@ -151,8 +153,9 @@ class Pace:
             self._try(self.at + 1, found)
 
     def _begin(self, now: float, unit: float, others: Callable[[], float | None]) -> None:
-        """Plans the first trials after the first way was timed: of more threads, and for short units of fewer; later if
-        earlier processes compared them and the cores that others use are known."""
+        """Plans the first trials after the first way was timed: more threads, and fewer ones if units of work are
+        short. If earlier processes compared these ways, and the cores used by others are known, a trial of fewer
+        threads waits `SURE` seconds, and so does one of more threads if these were no faster."""
         known = (self.at in self.gains or self.at + 1 in self.gains) and others() is not None
         if unit <= SHORT:
             self._first = now + SURE if known else now

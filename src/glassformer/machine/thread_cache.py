@@ -51,7 +51,8 @@ def here() -> str:
 
 
 def _known() -> dict[str, list[float]]:
-    """Returns the cache's valid entries for this processor: name of a pair of ways -> its latest ratios."""
+    """Returns the cache's valid entries for this processor: name of a kind of work and of two ways (numbers of threads)
+    to do it -> latest ratios of their times."""
     found = remembered(FILE, here())
     pairs = found.items() if isinstance(found, dict) else ()
     return {pair: ratios for pair, ratios in list(pairs)[:KINDS] if len(pair) <= LONGEST and _are_ratios(ratios)}
