@@ -41,15 +41,15 @@ def is_size(text: str) -> bool:
 
 
 def shape(size: str) -> tuple[int, int, int]:
-    """(layers, d_model, heads) of a size: of the table, or of a number of parameters in the layers, 0.3m or 2.5m.
+    """Returns (layers, d_model, heads) of a size: a name in the table, or a number N of parameters in the layers, 2.5m.
 
-    A number has the layers of the sizes around it, L, in between as logarithms are, and below the table as the third
-    root of the number; the width is the one nearest to the root of N / 12 L.
+    For a number, the layers L are interpolated log-linearly between the table's sizes, and grow as the cube root of N
+    below the table; the width is the allowed one nearest to sqrt(N / 12 L).
 
     >>> shape("10m"), shape("0.1m")
     ((6, 384, 6), (2, 64, 2))
 
-    Raises RequestError for what is neither."""
+    Raises RequestError for any other text."""
     named = size.strip().lower()
     if named in SIZES:
         return SIZES[named]
