@@ -391,7 +391,7 @@ def words() -> dict[str, list[Word]]:
 
 def word_of(axis: str, part: Mapping[str, Any]) -> str | None:
     """Returns the change that adds a part, such as "window:64"; None if no short name does. `part` is the part's config
-    as plain values, `axis` its axis, or a property of mixers.
+    as plain values; `axis` is its axis (mixer, ffn, norm, ...), or a property of mixers, such as position.
 
     If several changes do, the one that sets most of the part's fields."""
     load_installed()
