@@ -1,5 +1,4 @@
-"""The arms of a comparison: their models and recipes, and the checks that comparing them is fair. `Design` calls
-these."""
+"""The arms of a comparison: their models and recipes, and the checks that comparing them is fair; used by `Design`."""
 
 from __future__ import annotations
 
@@ -153,8 +152,8 @@ class DesignArm:
         return DesignArm(self.name + more, model, {**self.recipe, **own})
 
     def at_size(self, size: str) -> DesignArm:
-        """Returns the arm at a size, which its name shows before its changes. Raises RequestError if an expression has
-        its own size."""
+        """Returns the arm with its model at a size, which is inserted in its name: gpt2+rope at 1m is gpt2@1m+rope.
+        Raises RequestError if the expression has its own size."""
         name = at_size(self.name, size)
         if isinstance(self.model, str):
             return DesignArm(name, at_size(self.model, size), self.recipe)
@@ -224,8 +223,8 @@ def arms(models: Any) -> dict[str, DesignArm]:
 
 
 def common_context(arms: Mapping[str, DesignArm], given: int | None) -> int:
-    """Returns the context of all arms: the given one, or the one that every expression sets, or the recipe's default.
-    Raises RequestError if one expression sets another."""
+    """Returns the context of all arms: `given`, or the one that every expression sets, or the recipe's default. Raises
+    RequestError if an expression sets a different one."""
     own = {name: arm.own("context") for name, arm in arms.items()}
     default = next(iter(own.values())) if len(set(own.values())) == 1 else None
     context = next(c for c in (given, default, Recipe.model_fields["context"].default) if c is not None)
@@ -253,7 +252,7 @@ def tokens_of_steps(steps: int | None, tokens: int | None, batch_size: int | Non
 
 
 def given_budget(amounts: Mapping[str, Any]) -> Match:
-    """Returns the name of the amount that is given."""
+    """Returns the name of the budget that is given: the first of tokens, flops and minutes that is not None."""
     names: tuple[Match, ...] = ("tokens", "flops", "minutes")
     return next(name for name in names if amounts[name] is not None)
 

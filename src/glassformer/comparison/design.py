@@ -501,8 +501,8 @@ def _changed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_tree(tree: object, verb: str, where: str, make: Callable[..., Any]) -> Any:
-    """Makes a value from the content of a design.yaml; `make` takes the fields by name. Raises RequestError with
-    `where` as the file's name."""
+    """Returns `make(**fields)` for the fields of a design.yaml, whose content is `tree`. Raises RequestError, which
+    names the file `where`, for wrong fields and a design of another verb than `verb`."""
     file = f"{where}: " if where else ""
     if not isinstance(tree, Mapping) or not all(isinstance(name, str) for name in tree):
         raise RequestError(

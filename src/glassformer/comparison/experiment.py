@@ -167,7 +167,7 @@ def carry_out(
             asked.loss_alone,
             begins[name][1] if name in begins else None,
         )
-        for seed in range(asked.first_seed, asked.first_seed + asked.seeds)  # stopped early, all arms have the same
+        for seed in range(asked.first_seed, asked.first_seed + asked.seeds)  # outer: arms get equal seeds if stopped
         for name in configs
     ]
     check_runs(folder, requests, Data(text.describe()))
@@ -222,7 +222,7 @@ def duration(minutes: float, runs: int) -> str:
 
 
 def trained(minutes: float, runs: int) -> str:
-    """Returns a clause about the minutes of training.
+    """Returns a clause about the duration of training.
 
     >>> trained(0.5, 1)
     'the run trains for 0.5 minutes'
@@ -232,9 +232,9 @@ def trained(minutes: float, runs: int) -> str:
 
 
 def as_before(design: Design, folder: Path, executor: Executor) -> tuple[Design, tuple[str, ...]]:
-    """Returns the design with the fields that an earlier comparison in the folder derived from its budget, and the
-    names of the fields that a budget in minutes still has to set. Fields that the design or an arm sets are in
-    neither."""
+    """Returns (design, names) for a budget in minutes, which sets the fields DECIDED of the recipe: the design with the
+    values that an earlier comparison in the folder derived, and the names of fields still to be derived. Fields that
+    the design or an arm sets are neither replaced nor named."""
     if design.minutes is None or not executor.here or executor.shared:
         return design, ()
     named = {*design.recipe, *(name for arm in design.arms for name in arm.recipe)}

@@ -15,14 +15,14 @@ FACTOR = 2.0
 """Ratio of neighbouring rates of a grid. The grid then has a rate within sqrt 2 of the best one: in the published runs
 of StepLaw (2503.04715; 17 models and budgets) that costs 0.2 % of the loss in the median."""
 START = (-1, 0, 1)
-"""Powers of the first grid"""
+"""Learning rates of the first grid, as powers of FACTOR"""
 EXTENSIONS = 5
 """Largest number of rates added to the first grid: up to 32 times below or above it"""
 TUNING_SEEDS = 2
 """Number of seeds of every rate, the same for all arms"""
 
 Curve = Mapping[int, Sequence[float]]
-"""Power -> losses, one for each seed"""
+"""Learning rate, as a power of FACTOR -> losses, one for each seed"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Choice:
 
     power: float
     best: int
-    """Power of the grid with the lowest mean loss"""
+    """Rate of the grid with the lowest mean loss, as a power of FACTOR"""
     settled: bool
     """True if worse rates were tried on both sides of the best one"""
 
@@ -42,14 +42,14 @@ class Choice:
 
 
 def best(curve: Curve) -> int:
-    """Returns the power with the lowest mean loss; if several are equal, the lowest rate, which is the safest."""
+    """Returns the rate with the lowest mean loss, as a power of FACTOR; of equal ones the lowest, which is the
+    safest."""
     return min(curve, key=lambda power: (fmean(curve[power]), power))
 
 
 def choose(curve: Curve) -> Choice:
-    """Returns the minimum of the parabola through the best rate and its two neighbours, fitted to the losses' means
-    over seeds against the logarithm of the rate. Returns the best rate itself if one of the three diverged or it is at
-    an edge."""
+    """Returns the minimum of the parabola through the mean losses, against the logarithm of the rate, of the best rate
+    and its two neighbours. Returns the best rate itself if it is at an edge, or if one of the three diverged."""
     middle = best(curve)
     settled = min(curve) < middle < max(curve)
     left, centre, right = (fmean(curve.get(power, [math.inf])) for power in (middle - 1, middle, middle + 1))
@@ -60,8 +60,9 @@ def choose(curve: Curve) -> Choice:
 
 
 def wider(curves: Mapping[str, Curve]) -> list[int]:
-    """Returns the grid with one more power on each side at which some arm has its best rate; all arms get the same
-    powers and so the same number of trials. Raises ValueError if the arms' powers differ already."""
+    """Returns the grid of learning rates, as powers of FACTOR, with one more rate beyond each edge at which an arm has
+    its lowest loss; all arms get this grid, and so the same number of trials. Raises ValueError if the arms in `curves`
+    were tried at different rates."""
     powers = {tuple(sorted(curve)) for curve in curves.values()}
     trials = {len(losses) for curve in curves.values() for losses in curve.values()}
     if len(powers) != 1 or len(trials) != 1:
@@ -72,8 +73,8 @@ def wider(curves: Mapping[str, Curve]) -> list[int]:
 
 
 def search(measure: Callable[[list[int]], Mapping[str, Curve]], powers: Sequence[int] = START) -> Mapping[str, Curve]:
-    """Returns the curves of a grid that is widened until no arm has its best rate at an edge, or until EXTENSIONS
-    powers were added to START. `measure` tries all powers of a grid with every arm."""
+    """Returns {arm: curve} of a grid of rates that is widened until no arm has its best rate at an edge, or until
+    EXTENSIONS rates were added to `powers`. `measure` trains every arm at all rates of a grid."""
     grid = sorted({*START, *powers})
     while True:
         curves = measure(grid)

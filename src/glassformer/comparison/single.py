@@ -61,12 +61,13 @@ previous sample took less time."""
 
 
 class Course(Callback):
-    """Samples a text at each evaluation, shows and keeps it. The run's weights, batches and clock are not changed."""
+    """Callback that generates a text at each evaluation, shows it and keeps it for the report. The run's weights,
+    batches and clock are not changed."""
 
     def __init__(self, name: str, notify: Notify):
         self.name, self.notify = name, notify
         self.seconds, self.took, self.since = 0.0, 0.0, 0.0
-        """Seconds of all texts, of the last text, and of training before it"""
+        """Seconds spent on all texts, on the last text, and on training before the last text"""
         self.written: list[EarlySample] = []
         self.run: Training | None = None
         """The run, set when it has ended"""

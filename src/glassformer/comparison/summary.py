@@ -114,8 +114,8 @@ def busy(runs: Sequence[RunResult]) -> list[str]:
 
 
 def other_machines(runs: Sequence[RunResult], why: str | None, timeless: bool) -> list[str]:
-    """Returns a note if the runs' speeds are not comparable, with the runs that are on another machine than most. It
-    adds that a budget in time then gives no verdict, unless `timeless`."""
+    """Returns a note if the runs' speeds are not comparable, with the runs that are on another machine than most. The
+    note adds that a budget in minutes then gives no verdict, unless `timeless`."""
     if why is None:
         return []
     told = [run for run in runs if run.status != "failed"]

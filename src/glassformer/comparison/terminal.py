@@ -103,7 +103,7 @@ def _of_models(title: str, heads: tuple[str, ...] | list[str]) -> TextTable:
 
 
 def power_lines(power: Power) -> Iterator[str]:
-    """Yields the number of seeds needed to show a difference, for each pair and for all."""
+    """Yields lines with the number of seeds needed to show a difference: for each pair of arms, and for all pairs."""
 
     def words(seeds: int | None) -> str:
         return "more than can be run" if seeds is None else str(seeds)

@@ -1,4 +1,4 @@
-"""The conditions of a verdict: size, budget, text and learning rate. Under others the result may differ."""
+"""The conditions of a verdict: size, budget, text and learning rate. Under other conditions the result may differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def barely_learned(runs: Sequence[RunResult], names: Iterable[str]) -> list[str]
 
 
 def unit(runs: Sequence[RunResult]) -> str:
-    """Returns the unit of the loss that scores all runs."""
+    """Returns the unit of the held-out loss; empty if the objective is not in nats."""
     return UNITS["validation.loss"] if Recipe.of(**runs[0].recipe).objective.in_nats else ""
 
 

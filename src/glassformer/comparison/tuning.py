@@ -160,7 +160,8 @@ class _Work:
         return self.compare(arms, folder, self.fresh, looks=self.design.looks, **options)
 
     def before(self, found: Tuning) -> Tuning:
-        """Returns the folder's record of these arms at these rates, with its verdicts; `found` if it holds none."""
+        """Returns the tuning record in the folder, with its verdicts, if it has the arms and rates of `found`;
+        otherwise `found`."""
         results = read_results(self.folder)
         held = None if results is None else results.tuning
         if held is None or not held.tuned:
@@ -179,7 +180,7 @@ class _Work:
         origin: Saved | None = None,
         **changes: Any,
     ) -> Results:
-        """Runs a comparison within this one: the design with other arms and seeds, and with `changes`."""
+        """Carries out a comparison that is part of the tuned one: its design with these arms, seeds and `changes`."""
         plain = {"tune": False, "within": None, "looks": (), "seed": seeds.start, "seeds": len(seeds), **changes}
         if self.design.minutes is not None:  # the same for all trials
             plain = {**{name: getattr(self.design.common, name) for name in DECIDED}, **plain}
@@ -223,8 +224,8 @@ class _Work:
         return f"{who} on {self.text.name}, each at its own learning rate"
 
     def usual(self, tuned: Results, choices: Mapping[str, Choice]) -> Results:
-        """Returns the results of the same seeds at the default rates; if the chosen rates are the defaults, `tuned`
-        itself."""
+        """Returns the results of the verdict's seeds at the default rates; `tuned` itself if all chosen rates are
+        defaults."""
         if all(choice.power == 0 for choice in choices.values()):
             return tuned
         self.notify(StageEvent(words=f"fresh seeds {_listed(self.fresh)} at the usual rates"))
@@ -248,14 +249,14 @@ class _Work:
         return results
 
     def held(self) -> list[int]:
-        """Returns the powers with runs from an earlier call."""
+        """Returns the rates, as powers of FACTOR, at which an earlier call trained runs."""
         results = read_results(self.folder / TRIALS)
         asked = {name for name, _ in results.asked} if results else set()
         reach = range(START[0] - EXTENSIONS, START[-1] + EXTENSIONS + 1)
         return [power for power in reach if any(self.at(arm, power).name in asked for arm in self.arms)]
 
     def tried(self, grid: list[int], seconds: Mapping[str, float] | None) -> dict[str, Curve]:
-        """Returns the losses of all arms at these powers."""
+        """Trains every arm at the rates `grid`, powers of FACTOR; returns {arm: {power: losses by seed}}."""
         self.announce(grid, seconds)
         arms = [self.at(arm, power) for power in grid for arm in self.arms]
         results = self.compare(arms, self.folder / TRIALS, self.choosing, notify=self.without_notes, loss_alone=True)
@@ -266,8 +267,8 @@ class _Work:
         }
 
     def without_notes(self, event: Event) -> None:
-        """Passes an event on without the notes of a trial: its own learning rate is obvious, and all else belongs to
-        the verdict."""
+        """Passes an event on without the notes of a trial: that an arm has its own learning rate is intended here, and
+        other notes come with the verdict."""
         self.notify(event.model_copy(update={"notes": []}) if isinstance(event, Begin) else event)
 
     def refuse_unsettled(self, curves: Mapping[str, Curve], choices: Mapping[str, Choice]) -> None:
@@ -289,7 +290,7 @@ class _Work:
     # Time
 
     def announce(self, grid: Sequence[int], seconds: Mapping[str, float] | None) -> None:
-        """Reports the runs to come; raises RequestError if they take longer than the limit."""
+        """Reports the runs to come; raises RequestError if they take longer than `design.within` minutes."""
         left = {arm: max(0, len(grid) * TUNING_SEEDS + 2 * len(self.fresh) - self.ended(arm)) for arm in self.configs}
         runs = sum(left.values())
         design = (
@@ -403,7 +404,7 @@ def _with_losses(arm: TunedArm, tuned: Results, usual: Results) -> TunedArm:
 
 
 def _mean(results: Results, name: str) -> float | None:
-    """Returns the mean loss over seeds; None if one diverged."""
+    """Returns the mean loss of the arm `name` over seeds; None if a run diverged."""
     losses = [_loss(run) for run in results.runs if run.name == name]
     mean = fmean(losses)
     return mean if math.isfinite(mean) else None
@@ -426,7 +427,7 @@ def _budget(results: Results) -> str:
 
 
 def _words(seconds: float) -> str:
-    """Returns an estimated duration as text, with two figures."""
+    """Returns an estimated duration as text, with two significant digits."""
     value, unit = next(
         ((seconds / size, unit) for size, unit in ((3600, "hours"), (60, "minutes")) if seconds >= 1.5 * size),
         (seconds, "seconds"),
