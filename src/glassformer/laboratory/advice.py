@@ -36,14 +36,14 @@ COUNTS: dict[Goal, tuple[About, ...]] = {
     "simple": ("loss", "stability"),
     "balanced": ("loss", "parity", "speed", "memory", "length", "stability"),
 }
-"""Quantities whose claims count for a goal."""
+"""Goal -> quantities that matter for it; claims about other quantities do not count."""
 EVERY: tuple[Goal, Goal, Goal] = ("fast", "simple", "balanced")
 MODEL = "llama-3-8b"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A verdict of a claim that supports an option."""
+    """Rule of support: if `claim` has this `verdict`, it supports `option`, as to the quantity `about`."""
 
     claim: str
     verdict: Verdict
@@ -53,8 +53,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Question:
-    """A choice of options, the simplest first. An option is a change of a model's expression; {quarter} in it is a
-    quarter of its heads."""
+    """Question of the guide with its options, the simplest first: name -> change of the model's expression, in which
+    {quarter} means a quarter of the model's heads."""
 
     asks: str
     goals: tuple[Goal, ...]
@@ -216,14 +216,14 @@ class AdviceQuestion:
 
 @dataclass(frozen=True)
 class Advice(Tabular):
-    """Options for a goal: costs, the measured claims that support each, and what is not known.
+    """Options for a goal, each with its costs and the measured claims that support it, and the claims still undecided.
 
     Attributes
     ----------
     goal : str
         "chat", "long", "train", "fast", "simple" or "balanced".
     context : int
-        Tokens that are kept.
+        Tokens that the decode state holds.
     memory : float
         Bytes of memory.
     model : str
@@ -233,7 +233,7 @@ class Advice(Tabular):
     questions : tuple of AdviceQuestion
         Questions of this goal.
     advised : AdvisedModel
-        The model that the answers make, its plan, and the answers ranked by effect and cost.
+        The model with the recommended options, its plan, and those options ranked by effect and cost.
 
     Examples
     --------
@@ -253,7 +253,7 @@ class Advice(Tabular):
     advised: AdvisedModel
 
     def lines(self) -> Iterator[Any]:
-        """Yields each question with its options, evidence, and what is not known."""
+        """Yields each question with its options, the evidence, and the undecided claims."""
         yield Text(f"{self.model}, {self.context:,} tokens, {size(self.memory)} of memory: {self.goal}", style="bold")
         evidence = unbroken(f"evidence: {self.claims}")
         evidence.stylize("dim")
@@ -275,7 +275,7 @@ class Advice(Tabular):
         yield from self._end()
 
     def _end(self) -> Iterator[Any]:
-        """Yields the recommended model, its plan, and the ranked answers."""
+        """Yields the recommended model, its plan, and its options ranked by effect and cost."""
         made = self.advised
         yield Text("\nThe model for this goal", style="bold")
         yield unbroken(made.expression)
@@ -315,7 +315,7 @@ def advise(
     memory: float | str = "16GB",
     claims: str | Path | None = None,
 ) -> Advice:
-    """Lists options for a goal, and ends in a model: costs, measured claims that support each, and open questions.
+    """Returns options for a goal, each with its costs and the measured claims that support it, and a recommended model.
 
     An option is supported if a stored result has the verdict of one of its rules. The model takes the option with most
     of the claims that count for the goal, and keeps its own if none has more; for "simple", the simplest one if no
@@ -330,7 +330,7 @@ def advise(
         scratch; "fast": to compute and keep little; "simple": plain parts, unless a claim speaks for another;
         "balanced": all of it.
     context
-        Tokens that are kept, as 8192 or "8k".
+        Tokens that the decode state holds, as 8192 or "8k".
     memory
         Memory of the machine, in bytes or as "16GB"; weights and the decode state have to fit.
     claims
@@ -339,7 +339,7 @@ def advise(
     Returns
     -------
     Advice
-        Questions with options, costs and evidence, and the model that they end in.
+        Questions with options, costs and evidence, and the recommended model.
 
     Raises
     ------
@@ -393,8 +393,8 @@ def _counting(question: Question, option: str, goal: Goal, found: Mapping[str, S
 def _chosen(
     question: Question, answer: AdviceQuestion, goal: Goal, found: Mapping[str, Stored | None], config: ModelConfig
 ) -> AdviceOption | None:
-    """Returns the option with most results that count. Of several, the model's own; for speed, the one with the
-    smallest state. If no result counts, None, but for simplicity the simplest option."""
+    """Returns the option with most results that count for the goal; of equal ones the model's own, or for the goal
+    "fast" the one with the smallest state. If no result counts: None, or for the goal "simple" the simplest option."""
     votes = {one.name: len(_counting(question, one.name, goal, found)) for one in answer.options}
     most = max(votes.values())
     if most == 0:

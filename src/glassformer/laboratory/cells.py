@@ -28,7 +28,7 @@ class CellRun:
     cell
         Name of the size and budget.
     run
-        Cell and seed: runs of several models that are drawn together.
+        Cell and seed. The bootstrap draws runs of several models with equal cell and seed together.
     params
         Parameters of the layers, without the embedding.
     flops

@@ -44,12 +44,12 @@ class ChoiceOfOptions(Protocol):
 
 @dataclass(frozen=True)
 class PlannedSize:
-    """Figures of a model that generates.
+    """Planned sizes and costs of a model in generation.
 
     Attributes
     ----------
     parameters : int
-        Parameters.
+        Number of parameters.
     weight_bytes : dict of str to int
         Bytes of the weights by their format.
     state_bytes : int
@@ -110,7 +110,7 @@ class Priority:
 
 @dataclass(frozen=True)
 class AdvisedModel:
-    """The model at the end of advice.
+    """The model that `advise` recommends.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class AdvisedModel:
     left_out : dict of str to str
         Changes that do not go together with the others, with the refusal.
     before, after : PlannedSize
-        Figures of the model without and with the changes.
+        Sizes and costs of the model without and with the changes.
     priorities : tuple of Priority
         Choices that claims support, those of the largest effect on the loss first, then those that save most.
     """

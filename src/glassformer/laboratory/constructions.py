@@ -83,7 +83,8 @@ def every_input(bits: int) -> np.ndarray:
 
 
 def sparse_function(function: Sparse, sharpness: float) -> Model:
-    """Builds a transformer of one layer that reads n bits and a question mark, and predicts the function there.
+    """Builds a transformer of one layer that reads n bits and a question mark, and predicts the function's value at the
+    question mark.
 
     Head h has the score `sharpness` at position i_h and 0 elsewhere, so that it reads bit i_h up to a share n
     e^-sharpness of others. W_O adds the bits up as m = sum_h 2^h x_{i_h}. The FFN is the function of m: piecewise

@@ -59,7 +59,7 @@ class Conversion(Printed):
     new_parameters, regrouped_parameters : tuple of str
         Parameters that the source lacked and were newly initialised; parameters made from another number of KV heads.
     warnings : tuple of str
-        The same in sentences.
+        Sentences on the new and the regrouped parameters.
     replaced : bool
         True if files of an earlier conversion were replaced.
     """

@@ -73,8 +73,8 @@ class Form:
         return shares / total, most + np.log(total)
 
     def lifted(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> Numbers:
-        """Returns theta with every term raised to at least `LEAST_SHARE` of the sum at some point: a vanished term has
-        no gradient, and could not recover."""
+        """Returns theta with raised amplitudes, so that every term has at least `LEAST_SHARE` of the sum at one data
+        point or more, because a vanished term has no gradient and could not recover."""
         most = self.shares(theta, features)[0].max(1)
         lifted = theta.copy()
         lifted[: len(most)] += np.log(np.maximum(LEAST_SHARE / np.maximum(most, 1e-300), 1.0))

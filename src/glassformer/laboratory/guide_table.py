@@ -1,4 +1,4 @@
-"""Guides to the transformer, item by item: the command that shows each item, and corrections of the guides."""
+"""Guides to the transformer, item by item: the command that shows each item, and corrections of wrong values."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class GuideTable(Value):
 
 @dataclass(frozen=True)
 class Guides(Tabular):
-    """Items of the guides, each with its command and its verdict; `print` shows them, their count and corrections.
+    """Items of the guides, each with its command and its verdict; `print` shows them, their count and corrections of
+    wrong values.
 
     Attributes
     ----------
@@ -113,7 +114,8 @@ class Guides(Tabular):
         return {row.item: row.guide_says for row in self.rows if row.guide_says is not None}
 
     def lines(self) -> Iterator[Any]:
-        """Yields the items, their count by verdict, and the corrections."""
+        """Yields a table of the guides' items with content, command and verdict, their count by verdict, and a table of
+        the guides' wrong values."""
         table = ruled()
         for heading in ("item", "content", "command", "verdict"):
             table.add_column(heading, overflow="fold")

@@ -107,7 +107,7 @@ def inspect(
     progress: bool | Notify = True,
     command: str = "",
 ) -> Inspection | Anatomy | Exports | QualityTable | CoordinateCheck:
-    """Returns the parts and costs of a model; with a text, its inside while it reads; or one of four other views.
+    """Returns the parts and costs of a model; with a text, its activations on the text; or one of four other views.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
-"""Growth of the compute-optimal size with compute, read off runs without a law of loss (2203.15556, approaches 1 and
-2)."""
+"""Growth of the compute-optimal size with compute, estimated from runs without a law of the loss (2203.15556,
+approaches 1 and 2)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Exponents N_opt ~ C^a and D_opt ~ C^b fitted to these optima."""
+    """Exponents N_opt ~ C^a and D_opt ~ C^b, fitted to the `optima` of several budgets."""
 
     a: float
     b: float

@@ -199,7 +199,7 @@ def ablate(
     command: str | None = None,
     **options: Unpack[LadderKeywords],
 ) -> Ladder:
-    """Trains the models between two and finds what each change does to the loss, and what it costs.
+    """Trains the models between `base` and `to`, and finds the effect of each change on the loss and its costs.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def ablate(
     Returns
     -------
     Ladder
-        Its intervals of all differences hold together.
+        The effects of the changes, with simultaneous intervals of all differences.
 
     Raises
     ------

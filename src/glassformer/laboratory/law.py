@@ -33,9 +33,9 @@ DRAWS = 1000
 AT_BOUND = "at its bound"
 """Remark on an amplitude of zero, and on an exponent at `STEEPEST`."""
 IDLE = "without effect: its term is zero"
-"""Remark on an exponent that no loss depends on."""
+"""Remark on an exponent whose term has vanished, so that no loss depends on it."""
 SHIFTED = "outside its interval: runs drawn again put it elsewhere"
-"""Remark on a parameter that hangs on single runs."""
+"""Remark on a parameter outside its bootstrap interval, which depends on single runs."""
 SEARCHED = 7.0
 """Half-width, in log N around the optimum of all runs, of the grid on which a bootstrap draw's optimum is searched."""
 
@@ -75,8 +75,8 @@ class Law:
     def predict_interval(
         self, params: float, tokens: float, level: float = 0.95, far: bool = False, run: bool = False
     ) -> tuple[float, float]:
-        """Returns the bootstrap interval of that prediction: of the law, without the noise of a run; with `run`,
-        widened by the spread of single runs around it, the interval in which one run is expected."""
+        """Returns the bootstrap interval of the loss that `predict` returns: of the law, without the noise of a run;
+        with `run`, widened by the spread of single runs around the law, the interval in which one run is expected."""
         features = self.form.features(self._asked(params, tokens, far))
         drawn = np.array([self.form.log_loss(theta, features)[0][0] for theta in self.draws])
         if run:
@@ -141,7 +141,8 @@ class Law:
 
     @cached_property
     def _limits(self) -> dict[str, str]:
-        """Parameter -> AT_BOUND or IDLE, for those that end at a bound and those derived from them."""
+        """Parameter -> remark: AT_BOUND if its fit ends at a bound, IDLE if it is an exponent whose term has vanished;
+        a parameter derived from such a one has the same remark."""
         gone = self.form.vanished(self.theta, self._features)
         found = {name: AT_BOUND for name, zero in zip(self.form.amplitudes, gone, strict=True) if zero}
         for name, slopes in zip(self.form.exponents, self._features[0].swapaxes(0, 1), strict=True):
@@ -173,7 +174,7 @@ class Law:
         ])  # fmt: skip
 
     def refit(self, rows: Sequence[int] | np.ndarray) -> Numbers:
-        """Returns theta fitted to these rows only, starting from this fit."""
+        """Returns theta fitted to the points with indices `rows` only, starting from the fit to all."""
         drawn = self.points.take(np.asarray(rows))
         features = self.form.features(drawn)
         start = self.form.lifted(self.theta, features)

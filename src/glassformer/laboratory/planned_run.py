@@ -65,7 +65,7 @@ class DryRun(Printed):
     memory : int or None
         Bytes of memory, estimated; None if the planner does not cover the run.
     device, dtype : str
-        Device, and dtype of the products of matrices.
+        Device, and dtype of matmuls.
     out : str
         The run folder; empty without one.
     files : tuple of str
@@ -174,7 +174,7 @@ def dry_run(
     vocab_size
         Rows of the embedding, if more than the tokenizer's.
     layout
-        Division of the work between processes; the figures are those of one process.
+        Division of the work between processes; the plan's numbers are those of one process.
     log_to
         Names of services, as `train` takes them.
     **fields

@@ -31,8 +31,8 @@ MOST_ROWS = 100_000
 
 @dataclass(frozen=True)
 class Points:
-    """Points of a law as columns. `flops` are those of training, 6 N D. Points of one `run` are not independent, and
-    are drawn together."""
+    """Points of a law as columns. `flops` are those of training, 6 N D. Points of one `run` are not independent, so the
+    bootstrap draws them together."""
 
     params: Numbers
     tokens: Numbers

@@ -72,8 +72,8 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. Errors are the largest difference, `relative` to the largest expected value; infinite for a NaN
-    or an infinity.
+    """One comparison of two tensors. `error`: the largest difference; `relative`: that over the largest expected value;
+    both infinite if a value is not finite.
 
     `wrong` marks a site that differs by its own fault; `inherited` one that differs because an earlier site does."""
 
@@ -85,7 +85,7 @@ class Row:
     alone: float | None = None
     """Relative error of our layer given the reference's input; None for comparisons without a reference."""
     theirs: str = ""
-    """Name of the reference's module that computes the same."""
+    """Name of the reference's module that computes the value of this site."""
     note: str = ""
 
 
@@ -338,8 +338,8 @@ def _length(loaded: Loaded) -> int:
 
 
 def errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Returns (largest difference, the same relative to the largest expected value), infinite if either is not finite:
-    any comparison with a NaN is false, and a maximum may skip it."""
+    """Returns (largest difference, that difference over the largest expected value), infinite if a tensor is not
+    finite: any comparison with a NaN is false, and a maximum may skip it."""
     error = float((actual - expected).abs().max())
     relative = error / max(float(expected.abs().max()), 1e-12)
     return (error, relative) if math.isfinite(relative) else (math.inf, math.inf)

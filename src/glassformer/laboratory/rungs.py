@@ -226,7 +226,8 @@ def _verdicts(rungs: Sequence[Rung], runs: Sequence[RunResult], results: Results
 
 
 def _effects(rungs: Sequence[Rung], runs: Sequence[RunResult]) -> dict[str, Any]:
-    """Returns the effects over the seeds that every arm finished; empty with fewer than two seeds."""
+    """Returns the fields of a factorial `LadderRecord`, with effects over the seeds that every arm finished, or without
+    effects if fewer than two such seeds exist."""
     names = [rung.name for rung in rungs]
     losses = Table.of(runs, [(names[0], name) for name in names[1:]]).columns(names)
     whole = losses[np.isfinite(losses).all(1)]

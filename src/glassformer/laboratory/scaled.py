@@ -125,7 +125,7 @@ class ScalingLaw(LawRecord, Reported, Tabular):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling(LawsRecord, Reported, Tabular):
-    """Scaling laws of models that were trained on a grid; `print` shows their figures and what differs.
+    """Scaling laws of models that were trained on a grid; `print` shows their parameters and differences.
 
     Attributes
     ----------

@@ -122,7 +122,7 @@ class LawsRecord:
 
     @property
     def fitted(self) -> list[ModelLaw]:
-        """Laws that could be fitted."""
+        """Laws of the models for which one could be fitted."""
         return [law for law in self.laws if isinstance(law, ModelLaw)]
 
     def check(self) -> None:

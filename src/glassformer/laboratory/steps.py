@@ -44,7 +44,7 @@ class Point:
         return cls(_leaves(arm.config, arm.own("vocab_size")) | recipe)
 
     def apart(self, other: Point) -> frozenset[Leaf]:
-        """Returns the leaves that only one of the two points has."""
+        """Returns the (path, value) pairs that only one of the two points has."""
         return self.leaves ^ other.leaves
 
     def places(self, other: Point) -> list[str]:
@@ -165,8 +165,8 @@ def _found(base: DesignArm, goal: Point, candidates: Sequence[str]) -> list[str]
 
 
 def _words(start: Point, goal: Point) -> list[str]:
-    """Returns candidate short names, those with a value once for each value of the target that differs; and the changes
-    of the recipe."""
+    """Returns candidate steps: short names, those that take a value with each differing value of the target, and the
+    changes of the recipe."""
     values = dict.fromkeys(setting(value) for path, value in sorted(goal.leaves - start.leaves, key=str))
     found = []
     for word in (word for some in words().values() for word in some):

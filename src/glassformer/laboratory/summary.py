@@ -17,7 +17,7 @@ from glassformer.laboratory.points import Numbers, Points
 CURVES = 8
 """Most sizes whose losses a page draws: the smallest, the largest, and some between."""
 FURTHEST_LEFT_OUT = 5
-"""Points left out to show a dependence on few of them."""
+"""Number of points left out of a second fit, which shows a dependence on few points."""
 
 Line = tuple[tuple[float, float], ...]
 """Points of a curve."""
@@ -141,7 +141,7 @@ class BudgetCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class LawRecord:
-    """A law of one model: figures with intervals, predictions, and what it was fitted to.
+    """A law of one model: parameters with intervals, predictions, and the points that it was fitted to.
 
     Attributes
     ----------
@@ -160,15 +160,15 @@ class LawRecord:
     starts_that_agree
         Share of the starts of the optimiser that ended in this fit.
     figures : tuple of LawFigure
-        Fitted figures.
+        Fitted parameters with their intervals.
     predicted : tuple of Prediction
         Requested predictions.
     optimal : tuple of BestUse
-        The best use of each requested budget.
+        Compute-optimal size and tokens of each requested budget.
     held_out : HeldOut or Unfitted
         The largest runs predicted from the others.
     allocation : Allocations
-        Compute-optimal exponents in other ways.
+        Compute-optimal exponents estimated without the law.
     curves, sizes, budgets
         Curves that pages draw.
     """

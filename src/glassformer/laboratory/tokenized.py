@@ -170,7 +170,7 @@ def tokens(
     out
         HTML page to write: pieces and ids by each tokenizer, and the loop of generation.
     force
-        Replace a file of other origin.
+        Replace a file that this program did not write.
     command
         Command that repeats the table, for the page.
 

@@ -25,7 +25,7 @@ from glassformer.training.checkpoint import latest
 
 MODEL = "llama@1m+mha"
 WAYS: dict[str, OfHeads] = {"mean": mean, "first": first, "new": new}
-"""Way -> function that makes the remaining KV heads from the old ones."""
+"""Name of a conversion -> function that makes the remaining KV heads from the old ones."""
 KEPT = "base"
 """Name of the arm whose KV heads are unchanged."""
 
@@ -74,7 +74,7 @@ def base(text: Tokens, folder: Path, plan: UptrainingPlan, seed: int = 0, model:
 def uptrained(
     run: Run, text: Tokens, folder: Path, plan: UptrainingPlan, change: str = "", way: str = KEPT, seed: int = 0
 ) -> Curve:
-    """Converts the base's heads and trains it further; returns its curve."""
+    """Converts the KV heads of the base `run` and continues its training; returns the loss curve."""
     start = Loaded(run.model, run.config, run.tokenizer)
     if change:
         start = adapt(start, change_of(change)(run.config), WAYS[way])
@@ -101,7 +101,7 @@ def all_uptrained(
     changes: Sequence[str] = ("gqa:2", "mqa"),
     seeds: Sequence[int] = (0, 1),
 ) -> list[Curve]:
-    """Returns the curves of the base and of every conversion in every way."""
+    """Returns, for every seed, the curves of the base and of each change in `changes` by each conversion in `WAYS`."""
     arms = [("", KEPT), *((change, way) for change in changes for way in WAYS)]
     return [uptrained(run, text, folder, plan, change, way, seed) for seed in seeds for change, way in arms]
 

@@ -1,5 +1,5 @@
 """Worked examples: each step of attention, softmax, rotary positions, ALiBi, LayerNorm and a block's FLOPs, computed by
-the parts."""
+the library's parts."""
 
 from __future__ import annotations
 

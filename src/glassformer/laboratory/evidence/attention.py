@@ -139,7 +139,7 @@ def low_rank_scores(bench: Bench) -> Outcome:
 
 
 def held(patterns: Tensor) -> Tensor:
-    """Returns the share of the sum of singular values in the first quarter of them, (..., n, n) -> (...)."""
+    """Returns the sum of the largest quarter of the singular values over the sum of all, (..., n, n) -> (...)."""
     values = torch.linalg.svdvals(patterns.double())
     return values[..., : values.shape[-1] // 4].sum(-1) / values.sum(-1)
 
@@ -280,8 +280,8 @@ flash_times = races(
 
 
 def flash_table(bench: Bench) -> Outcome:
-    """Measures time and memory of both passes, and the longest text in the memory that all scores of 2,048 tokens
-    take."""
+    """Measures time and memory of both passes, and the longest text that fits the memory taken by all attention scores
+    of 2,048 tokens."""
     tokens, width = bench.scaled(2048, 64), 64
     times, memory = flash_times(bench), kept(Naive(), tokens, width)
     longest = tokens * memory // kept(Sdpa(), tokens, width)

@@ -123,13 +123,14 @@ class Compared:
         return [right[seed] - left[seed] for seed in self.common(a, b)]
 
     def judged(self, figure: Figure, *arms: str) -> Figure:
-        """Returns a figure of these arms, without its interval if a run of them diverged: the remaining runs are not a
-        fair sample, and the verdict stays open."""
+        """Returns `figure`, a value measured on these arms, without its interval if one of their runs diverged, because
+        the remaining runs are not a fair sample; the verdict then stays open."""
         return figure.model_copy(update={"low": None, "high": None}) if any(map(self.diverged, arms)) else figure
 
     def gap(self, a: str, b: str, **bounds: float | None) -> Figure | None:
-        """Returns loss(b) - loss(a) with the interval of the comparison's verdict on the two, corrected for several
-        arms, or else over their common seeds; see `judged`. None if no seed finished both."""
+        """Returns loss(b) - loss(a) as a measured value. Its interval is that of the comparison's verdict on the two
+        arms, corrected for several arms, or else one over their common seeds; see `judged`. None if no seed finished
+        both."""
         name = f"loss of {b} less that of {a}"
         for verdict in self.results.verdicts:
             same = (verdict.a, verdict.b, verdict.confidence) == (a, b, CONFIDENCE)

@@ -19,7 +19,7 @@ class Claim:
     size        the smallest size at which a verdict is meaningful
     minutes     duration on two cores, roughly
     needs       a text that the user has to give; empty without one
-    measure     measures the claim on a bench; the figures carry the bounds, so that the verdict is computed
+    measure     measures the claim on a bench; the values carry the claim's bounds, which give the verdict
     """
 
     name: str
@@ -48,5 +48,6 @@ def credit(guide: str) -> str:
 
 
 def undecidable(reason: str) -> Callable[[Bench], Outcome]:
-    """Returns the measurement of a claim that no laboratory of this size can decide: only the reason."""
+    """Returns a measurement without values, only with the reason, for a claim that no experiment of this size can
+    decide."""
     return lambda bench: Outcome(figures=(), size="not measured", sure="not at all", notes=(reason,))

@@ -56,7 +56,8 @@ class Anchored(nn.Module):
 
 
 def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Returns words with an anchor a among them, and targets: the word after it, plus a mod 2."""
+    """Returns (tokens, targets): rows of random words with one anchor a; the target is the word after a, plus a mod
+    2."""
     tokens = torch.randint(*WORDS, (BATCH, TOKENS), generator=generator)
     anchors = torch.randint(*ANCHORS, (BATCH, 1), generator=generator)
     at = torch.randint(TOKENS - 1, (BATCH, 1), generator=generator)

@@ -47,13 +47,14 @@ def alike(a: str, b: str, share: float = ALIKE) -> Gap:
 
 
 def lost(found: Compared, arms: Sequence[str]) -> Figure:
-    """Returns the figure used instead of one without any finished seed: the number of diverged runs, which decides
-    nothing."""
+    """Returns the number of diverged runs as a measured value without an interval, which decides nothing; it is used if
+    no seed of the arms finished."""
     return Figure(name=f"runs of {' and '.join(arms)} that diverged", value=sum(map(found.diverged, arms)), most=0)
 
 
 def contrast(*gaps: Gap, tokens: int, notes: Sequence[str] = (), **options: Any) -> Callable[[Bench], Outcome]:
-    """Returns the measurement that trains the arms of these gaps; `options` are those of `Bench.compare`."""
+    """Returns a function that trains the arms of these gaps on a bench and measures the gaps; `options` are those of
+    `Bench.compare`."""
     arms = list(dict.fromkeys(arm for gap in gaps for arm in (gap.a, gap.b)))
 
     def measure(bench: Bench) -> Outcome:
@@ -64,7 +65,7 @@ def contrast(*gaps: Gap, tokens: int, notes: Sequence[str] = (), **options: Any)
 
 
 def outcome(found: Compared, figures: Sequence[Figure], notes: Sequence[str] = ()) -> Outcome:
-    """Returns the outcome of these figures, with the mean loss of each arm and the scale of the comparison."""
+    """Returns the outcome with these measured values, the mean loss of each arm and the scale of the comparison."""
     losses = [
         Figure(name=f"loss of {arm}", value=found.mean(arm), unit="nats")
         for arm in found.results.names

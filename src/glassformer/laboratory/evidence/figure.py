@@ -1,4 +1,4 @@
-"""Figures of a measurement, and the one rule that derives a verdict from them."""
+"""Measured values (`Figure`), and the one rule that derives a verdict from them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ class Figure(Written):
     """One measured value, and the bounds that the claim sets for it.
 
     low, high     interval; equal to the value if it is deterministic, None if randomness was not measured
-    least, most   bounds of the claim, which holds if the whole interval is within them; without bounds, the figure is
-                  not
-                  judged
+    least, most   bounds of the claim, which holds if the whole interval is within them; None without a bound
     published     value in the source
     count         number of measurements in the interval: seeds, rounds, draws
     """
@@ -62,8 +60,8 @@ class Figure(Written):
 
     @property
     def needed(self) -> int | None:
-        """Number of measurements that would decide this figure if its value stayed: the interval narrows as 1 /
-        sqrt(n), and has to clear the nearest bound. None if it is decided, without an interval, and if the value equals
+        """Number of measurements n after which the interval, which narrows as 1 / sqrt(n), would clear the nearest
+        bound if the value stayed. None if the verdict is decided already, without an interval, and if the value equals
         a bound."""
         if self.verdict != OPEN or self.low is None or self.high is None or self.count is None:
             return None
@@ -118,8 +116,8 @@ class Outcome(Written):
 
 
 def verdict(kind: Kind, figures: Sequence[Figure], tiny: bool = False) -> Verdict:
-    """Returns the joint verdict of the judged figures: all must hold, and one that does not decides. A tiny measurement
-    decides only exact figures."""
+    """Returns the joint verdict of all values with bounds: `holds` if each holds, `does not hold` if one does not. A
+    tiny measurement decides only exact values."""
     each = {figure.verdict for figure in figures if figure.judged}
     if not each or kind == "undecidable" or (tiny and kind != "exact"):
         return OPEN
@@ -138,7 +136,7 @@ def exact(
     most: float | None = None,
     published: float | None = None,
 ) -> Figure:
-    """Returns a deterministic figure, whose interval is its value."""
+    """Returns a deterministic value as a `Figure` whose interval is the value itself."""
     at = float(value)
     return Figure(name=name, value=at, unit=unit, low=at, high=at, least=least, most=most, published=published)
 

@@ -33,7 +33,7 @@ PAGE = "index.html"
 
 @dataclass(frozen=True)
 class Claims(Reported, Tabular):
-    """Published claims with their verdicts; `print` shows their list, or the figures of those that were measured.
+    """Published claims with their verdicts; `print` shows their list, or the values of those that were measured.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Claims(Reported, Tabular):
         return {row.name: row for row in self.rows}[name]
 
     def lines(self) -> Iterator[Any]:
-        """Yields the list of claims, or each measured one with its figures."""
+        """Yields the list of claims, or each measured claim with its values."""
         if not self.measured:
             yield self._list()
             yield finding(self.rows)

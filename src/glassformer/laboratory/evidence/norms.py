@@ -42,7 +42,8 @@ def gpt2_post_norm(bench: Bench) -> Outcome:
 
 
 def warm_up(change: str, least: float, most: float | None = None) -> Callable[[Bench], Outcome]:
-    """Returns the measurement of the loss that a model of 6 layers with this change gives up without a warm-up."""
+    """Returns a function that measures how much higher the loss of a model of 6 layers with this change is without
+    warm-up."""
     warm = f"gpt2@1m+layers=6{change}"
     gap = Gap(warm, f"{warm}+recipe.warmup=0", least, most)
     return contrast(gap, tokens=500 * 16 * 64, batch_size=16, context=64, learning_rate=1e-3)

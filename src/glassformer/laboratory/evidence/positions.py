@@ -52,7 +52,8 @@ def rise(found: Compared, name: str, times: int, **bounds: float | None) -> Figu
 
 
 def further(found: Compared, more: str, less: str, times: int) -> Figure:
-    """Returns the rise of `more` minus that of `less` at `times` the context; the claim is that it is positive."""
+    """Returns the rise in loss of the encoding `more` minus that of `less` at `times` the context, with the bound that
+    it is positive."""
     pairs = list(zip(found.rise(ARM[more], times), found.rise(ARM[less], times), strict=False))
     if not pairs:
         return lost(found, [ARM[more], ARM[less]])
@@ -202,7 +203,7 @@ def losses(bench: Bench, words: Sequence[str], further: Sequence[int] = (FACTOR,
 
 
 def less(found: Losses, times: int, worse: str, better: str) -> Figure:
-    """Returns the loss with `worse` minus that with `better`; the claim is that it is positive."""
+    """Returns the loss with the extension `worse` minus that with `better`, with the bound that it is positive."""
     gaps = [a - b for a, b in zip(found[times, worse], found[times, better], strict=True)]
     name = f"loss at {times} times the context, {EXTENDED[worse]} less {EXTENDED[better]}"
     return sampled(name, gaps, "nats", least=0.0)

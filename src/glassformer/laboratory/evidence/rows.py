@@ -30,12 +30,12 @@ class ClaimRow:
 
     @property
     def judged(self) -> Figure | None:
-        """The first figure that the claim puts bounds on."""
+        """First measured value that the claim sets bounds for; None without one."""
         figures = () if self.result is None else self.result.outcome.figures
         return next((one for one in figures if one.judged), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the claim, its first judged figure with interval, its verdict, and all that is stored."""
+        """Returns the claim, its first measured value that has bounds, its verdict, and all that is stored."""
         claim, held, judged = self.claim, self.result, self.judged
         return {
             "name": claim.name, "statement": claim.statement, "source": claim.cites, "published": claim.published,

@@ -1,4 +1,5 @@
-"""Stored results of claims: FOLDER/NAME.json, with machine and date; the verdict is computed from the figures."""
+"""Stored results of claims: FOLDER/NAME.json, with machine and date; the verdict is computed from the measured
+values."""
 
 from __future__ import annotations
 
@@ -86,8 +87,8 @@ class Stored(Written):
 
 
 def read(folder: Path, name: str) -> Stored | None:
-    """Returns the stored result of a claim; None without a file. The verdict is computed from the figures,
-    whatever the file says. Raises RequestError for a file of another format."""
+    """Returns the stored result of a claim; None without a file. The verdict is computed from the measured values, not
+    read from the file. Raises RequestError for a file of another format."""
     path = folder / f"{name}.json"
     try:
         if path.stat().st_size > LARGEST:
@@ -104,7 +105,8 @@ def read(folder: Path, name: str) -> Stored | None:
 
 
 def quoted(name: str) -> tuple[Figure, ...]:
-    """Returns the judged figures of a claim that comes measured with the library; empty if it does not."""
+    """Returns the measured values with bounds of a claim whose result comes with the library; empty without such a
+    result."""
     held = read(MEASURED, name)
     return () if held is None else tuple(figure for figure in held.outcome.figures if figure.judged)
 

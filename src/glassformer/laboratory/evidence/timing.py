@@ -103,7 +103,7 @@ def seconds(work: Work) -> float:
 
 
 def races(*each: Race) -> Callable[[Bench], Outcome]:
-    """Returns the measurement of these ratios under training conditions: memory is kept from step to step, and
+    """Returns a function that measures these ratios under training conditions: memory is kept from step to step, and
     elementwise regions are compiled; in fp32."""
 
     def measure(bench: Bench) -> Outcome:

@@ -61,7 +61,8 @@ def shakespeare(bench: Bench) -> Outcome:
 
 
 def six_rows(found: Compared, arm: str) -> list[Figure]:
-    """Returns an arm's figures other than its loss, each over its seeds; figures without a run are omitted."""
+    """Returns an arm's measured values other than its loss, each over the arm's seeds; values that no run has are
+    omitted."""
     runs, budget, losses = list(found.runs(arm).values()), found.results.budget, found.losses(arm)
     step = (budget.batch_size or 0) * (budget.context or 0)
     read = [{row.context or 0: row.loss for row in run.extrapolation if row.loss is not None} for run in runs]

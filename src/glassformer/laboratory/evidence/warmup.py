@@ -28,7 +28,7 @@ FIRST = 10
 ESTIMATES, DRAWS = 50, 4
 """Gradients in an estimate of second moments before the first step; repetitions of the estimate."""
 POWER = 20
-"""Iterations of the power method."""
+"""Iterations of the power method for the largest eigenvalue."""
 EVERY = 5
 """Steps between two points of a picture."""
 
@@ -176,7 +176,8 @@ def course(arm: RunStart, seed: int, steps: int = STEPS, rate: float = RATE, exp
 
 @torch.no_grad()
 def move_within(weights: Sequence[Tensor], updates: Sequence[Tensor], rate: float, limit: float) -> float:
-    """Moves weights, matrices by at most `limit` of their norm; returns the largest relative change of a matrix."""
+    """Subtracts rate * update from each weight, but changes a matrix by at most `limit` of its norm; returns the
+    largest relative change of a matrix."""
     largest = 0.0
     for weight, update in zip(weights, updates, strict=True):
         ratio = float(dynamics.update_ratio(rate * update, weight)) if weight.dim() == 2 else 0.0
@@ -189,8 +190,8 @@ def move_within(weights: Sequence[Tensor], updates: Sequence[Tensor], rate: floa
 def cured(
     bench: Bench, cure: Callable[[WarmupRun], RunStart], words: str
 ) -> tuple[dict[str, list[WarmupRun]], list[Figure]]:
-    """Returns runs by name, with warm-up, without, and without warm-up but with a cause removed; and figures of their
-    losses. `cure` maps the run with warm-up of a seed to the third arm."""
+    """Returns runs by name, with warm-up, without, and without warm-up but with a cause removed; and measured values of
+    their losses. `cure` maps the run with warm-up of a seed to the third arm."""
     steps, runs = bench.scaled(STEPS, FIRST), list[tuple[WarmupRun, WarmupRun, WarmupRun]]()
     for seed in bench.runs(SEEDS):
         warm = course(WARM, seed, steps)

@@ -38,7 +38,7 @@ def number(value: float) -> str:
 
 
 def figure_words(one: Figure) -> str:
-    """Formats a figure: value, unit, and interval if there is one."""
+    """Formats a measured value with its unit, and its interval if known."""
     told = f"{number(one.value)} {one.unit}".strip()
     if one.low is None or one.high is None or one.low == one.high:
         return told
@@ -46,7 +46,7 @@ def figure_words(one: Figure) -> str:
 
 
 def asked_words(one: Figure) -> str:
-    """Returns the bounds that the claim sets for a figure, in words."""
+    """Returns the bounds that the claim sets for a measured value, in words."""
     least, most = one.least, one.most
     if least is not None and most is not None:
         low, high = number(least), number(most)
