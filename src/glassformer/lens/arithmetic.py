@@ -1,8 +1,8 @@
-"""Arithmetic of a step of a forward pass: the formula that gives its values from earlier ones, and each number in
-figures. A formula is offered only if it reproduces the values of the model.
+"""Arithmetic of a step of a forward pass: the formula that gives the step's values from those of earlier steps, and the
+computation of each element with numbers. A formula is offered only if it reproduces the values of the model.
 
 explained      arithmetic of any step, or None
-Arithmetic     formula, matrix, and the words of one number
+Arithmetic     formula, factors of a product, and the computation of one element as text
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from glassformer.parts.ffn.base import ACTIVATIONS
 from glassformer.parts.linear import Matrix
 
 WRITTEN, TERMS = 8, 4
-"""Most terms of a sum that are all written out, and the terms that are written of a longer one."""
+"""Most terms of a sum that is written out in full, and number of terms written of a longer sum."""
 CLOSE = 2e-3
 """Largest difference between a formula and the model's value, as a share of the largest value."""
 Cell = Callable[[int, int, int], str]
-"""(head, row, column) -> arithmetic of one number; the head is 0 for a value without heads."""
+"""(head, row, column) -> computation of one element as text; the head is 0 for a value without heads."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class ProductFactors:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Formula of a step's values; `cell` writes out one number, and `factors` returns the factors of a product for a
-    head, None for another formula. `before` has scores before the mask; None if they are unknown, or not masked."""
+    """Formula of a step's values; `cell` returns the computation of one element as text, and `factors` the two factors
+    for a head, None if the formula is not a product. `before` has scores before the mask; None if they are unknown, or
+    not masked."""
 
     formula: str
     cell: Cell
@@ -51,9 +52,10 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Sources:
-    """Values that a step may be made of.
+    """Values that may be the inputs of a step.
 
-    `seen` lists (key, axes, value) of earlier steps, in order; `part` is the mixer or feed-forward network of the step;
+    `seen` lists (key, axes, value) of earlier steps, in order, the key as in `WalkStep`;
+    `part` is the mixer or feed-forward network of the step;
     `module` is a module without sites that returns the step's value for `inputs`."""
 
     seen: Sequence[tuple[str, str, Tensor]]
@@ -62,12 +64,13 @@ class Sources:
     inputs: Sequence[Tensor]
 
     def latest(self, key: str) -> Tensor | None:
-        """Returns the latest value of a key; None without one."""
+        """Returns the latest value with a key such as scores; None without one."""
         return next((value for name, _, value in reversed(self.seen) if name == key), None)
 
 
 def say(value: float) -> str:
-    """Returns a number in words of a page: three decimals, or two digits of a small one."""
+    """Returns a number as text: with three decimals, with two significant digits if small, with one decimal if
+    large."""
     if value == -math.inf:
         return "−∞"
     if value and abs(value) < 0.0095:
@@ -76,19 +79,19 @@ def say(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Returns a number for the inside of a formula: a negative one has parentheses."""
+    """Returns a number as text for use inside a formula, in parentheses if negative."""
     return f"({say(value)})" if value < 0 else say(value)
 
 
 def close(found: Tensor, value: Tensor) -> bool:
-    """Returns True if a formula gives the model's values."""
+    """Returns True if the values `found` by a formula equal the model's `value`, up to `CLOSE`."""
     if found.shape != value.shape:
         return False
     return bool((found - value).abs().max() <= CLOSE * value.abs().max().clamp_min(1e-6))
 
 
 def dot(a: Tensor, b: Tensor, added: float = 0.0) -> str:
-    """Returns a sum of products in figures, with the first terms written out: 0.5·0.2 + −0.1·0.4 = 0.06."""
+    """Returns a . b + added as text with numbers, of many terms only the first: 0.5·0.2 + (−0.1)·0.4 = 0.06."""
     shown = TERMS if len(a) > WRITTEN else len(a)
     terms = [f"{signed(x)}·{signed(y)}" for x, y in zip(a[:shown].tolist(), b[:shown].tolist(), strict=True)]
     if shown < len(a):
@@ -119,7 +122,7 @@ def explained(sources: Sources, key: str, axes: str, value: Tensor) -> Arithmeti
 
 
 def _scores(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
-    """Yields scores = q k^T scale, with what a position adds."""
+    """Yields scores = q k^T scale, plus a position bias."""
     if key != "scores" or sources.part is None or sources.part.dot_product is None:
         return
     product, q, k = sources.part.dot_product, _turned(sources, "q"), _turned(sources, "k")
@@ -149,7 +152,7 @@ def _scores(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Ar
 
 
 def _turned(sources: Sources, part: str) -> Tensor | None:
-    """Returns queries or keys after every module that changes them, which follow those that a matrix makes."""
+    """Returns the last recorded q or k (`part`): after the norm and rotation, if any, that follow its projection."""
     return next((value for name, _, value in reversed(sources.seen) if name.rpartition(":")[2] == part), None)
 
 
@@ -162,7 +165,7 @@ def _softmax(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[A
 
 
 def share(logits: Tensor, at: int) -> str:
-    """Returns one share of a softmax in figures."""
+    """Returns the computation of element `at` of a softmax as text with numbers."""
     if logits[at] == -math.inf:
         return "e^−∞ = 0"
     top = logits.max()
@@ -398,7 +401,7 @@ def masked(before: Tensor, scores: Tensor) -> Arithmetic:
 
 
 def given(x: Tensor) -> Arithmetic:
-    """Returns the arithmetic of an input x (s, d)."""
+    """Returns the arithmetic of an input x (s, d), which is not computed: each element is shown."""
     return Arithmetic("x", lambda head, row, column: f"x[{row}, {column}] = {say(float(x[row, column]))}")
 
 

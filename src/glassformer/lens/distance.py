@@ -100,8 +100,8 @@ def attention_distance(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionDis
 
 
 class Distances:
-    """Observer of a pattern that sums each head's weights, and weights times distances: over all keys, and over all but
-    the first."""
+    """Observer of an attention pattern that sums each head's weights, and weights times distances: over all keys, and
+    over all but the first."""
 
     def __init__(self) -> None:
         self.sums: dict[int, list[Tensor]] = {}

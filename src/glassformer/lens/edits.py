@@ -209,7 +209,7 @@ def _chosen(site: str, positions: Indices | None, heads: Indices | None) -> Call
             at[along] = _tensor(positions, x.shape[along], "position", "this pass", x)
         if heads is not None and along_heads is not None:
             at[along_heads] = _tensor(heads, x.shape[along_heads], "head", site, x)
-        if positions is not None and heads is not None:  # every pair of them
+        if positions is not None and heads is not None:  # every pair of a position and a head
             first = min(axes.index("s"), axes.index("n" if "n" in axes else "g"))
             at[first] = at[first][:, None]
         return tuple(at)

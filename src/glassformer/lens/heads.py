@@ -30,8 +30,8 @@ KINDS = ("induction", "previous token", "first token", "duplicate token")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadScores(Reading):
-    """Scores of heads: kind -> (layers, heads), the mean attention to the position that the kind is about, 0 to 1:
-    `scores`. NaN if a layer has no such head."""
+    """Scores of attention heads. `scores`: kind -> (layers, heads), mean attention, 0 to 1, to the position of that
+    kind, such as the previous token. NaN if a layer has no such head."""
 
     title: ClassVar[str] = "Head scores"
 
@@ -129,8 +129,8 @@ def repeated_tokens(vocab_size: int, length: int, batch: int, seed: int) -> Int[
 
 
 class Masses:
-    """Observer of a pattern that keeps, for each kind of score, each head's mean attention to the position that the
-    kind is about: kind -> (heads,)."""
+    """Observer of an attention pattern that keeps each head's mean attention to the position of each kind of score:
+    kind -> (heads,)."""
 
     def __init__(self, kinds: Sequence[str], length: int):
         # Kind -> (distance back, None for the start of the text; first query that has it).

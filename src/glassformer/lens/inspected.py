@@ -17,8 +17,9 @@ SINK = 0.3
 WATCHES = 0.5
 """Mass on the previous token, or on the token itself, above which a head is listed as attending to it."""
 OUTLYING = 10.0
-"""Ratio of a token's residual stream to the median token's above which it is an outlier. Massive activations (Sun et
-al. 2024, 2402.17762) cause outliers: a few values of 1,000 times the median dominate their root mean square."""
+"""Ratio of the root mean square of a token's residual stream to the median over tokens above which the token is an
+outlier. Massive activations (Sun et al. 2024, 2402.17762) cause outliers: a few values of 1,000 times the median
+dominate their root mean square."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class HeadMap:
 class LayerMaps:
     """Attention maps of one layer: `maps` (n, S, T), and the `keys` that each query gives most weight to.
 
-    With tiles of more than one token an entry of a map is the mean weight that the queries of a tile give to all the
-    keys of a tile; rows still sum to 1. All else is exact, for each head, and in the last row for the mean of the
-    heads: `keys` and `weights` (n + 1, s, k), strongest first, 0 if negligible; `received` (n + 1, t), the total weight
-    of a key over the queries that attend to it, whose number is `seen_by` (n + 1, t)."""
+    If a tile has more than one token, an entry of a map is the mean, over the queries of a tile, of the weight given to
+    all keys of a tile; rows still sum to 1. The other tensors are exact, with a row for each head and a last row for
+    the mean of the heads: `keys` and `weights` (n + 1, s, k), strongest first, 0 if negligible; `received` (n + 1, t),
+    the total weight that queries give a key; `seen_by` (n + 1, t), the number of queries that attend to the key."""
 
     maps: Tensor
     tile: int
@@ -85,8 +86,8 @@ class LayerMaps:
 
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """Cross-attention of a layer: `maps` (n, s, t), the weight that each token gives to each token of the source, of
-    the first tokens of both. Rows sum to 1 if the source is complete."""
+    """Cross-attention of a layer: `maps` (n, s, t), the weight that each token gives to each token of the source, for
+    the first tokens of text and source. Rows sum to 1 if the whole source is included."""
 
     layer: int
     maps: Tensor
@@ -116,8 +117,8 @@ class Effective:
 
 @dataclass(frozen=True)
 class Outlier:
-    """Token whose stream is far larger than the others': at most `ratio` times the median token's, at `depth`. `first`:
-    the first depth at which it exceeds `OUTLYING` times the median."""
+    """Token whose residual stream is far larger than that of the median token: by a factor of `ratio` at `depth`, where
+    the factor is largest. `first`: the first depth at which the factor exceeds `OUTLYING`."""
 
     position: int
     first: int

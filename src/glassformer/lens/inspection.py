@@ -39,7 +39,7 @@ LONGEST = 16_384
 FINE = 128
 """Largest number of rows of a map: up to this number of tokens a map is exact, beyond it tokens share tiles."""
 EXACT_WEIGHTS, POOLED_WEIGHTS = 1 << 24, 1 << 23
-"""Largest number of weights kept over all heads: of exact maps, and of pooled ones."""
+"""Largest number of weights kept over all heads of the model: of exact maps, and of pooled ones."""
 MOST_STRONGEST, STRONGEST = 8, 1 << 21
 """Largest number of keys that are listed: for one query, and for all queries and heads together."""
 CROSSED = 96
@@ -221,8 +221,8 @@ class Maps:
         self.layer, self.mapped = layer, mapped
 
     def _begin(self, x: Tensor, total: int) -> None:
-        """Allocates the map and the lists of strongest keys, with a resolution and a length that are limited over all
-        heads of the model."""
+        """Allocates the map and the lists of strongest keys. The map is pooled, and the lists are shortened, so that
+        all heads of the model together keep at most `POOLED_WEIGHTS` weights and `STRONGEST` keys."""
         n, t = x.shape[1], x.shape[-1]
         self.tile, self.total = 1, total
         if max(total, t) > FINE or n * self.mapped * total * t > EXACT_WEIGHTS:

@@ -34,10 +34,12 @@ UNKNOWN = -1
 class LogitLens(Reading):
     """Predictions of l layers at s positions of the text (all, or those asked for), the k most likely tokens.
 
-    `top` (l, s, k) ids, `top_words` their texts, `top_probability` (l, s, k) `final` (s,) the model's prediction, its
-    probability and rank at each layer (l, s); rank 1 is the highest `next` (s,) the next token of the text, likewise;
-    at its end the id is -1, the probability nan, the rank 0 `entropy` (l, s) of each layer's prediction; `divergence`
-    (l, s), KL(p_last || p_layer); both in nats
+    `top` (l, s, k): ids of the k tokens; `top_words`: their texts; `top_probability` (l, s, k).
+    `final` (s,): id that the model predicts; `final_probability` and `final_rank` (l, s) at each layer; 1 is the most
+    likely.
+    `next` (s,): id of the next token of the text; `next_probability` and `next_rank` (l, s). After the last token the
+    id is -1, the probability nan, the rank 0.
+    `entropy` (l, s) of each layer's prediction, and `divergence` (l, s), KL(p_last || p_layer), in nats.
     """
 
     title: ClassVar[str] = "Logit lens"

@@ -32,7 +32,8 @@ from glassformer.parts.precision import exact
 from glassformer.text import Tokenizer
 
 Pieces = tuple[tuple[str, str], ...]
-"""Pieces of a sentence, (text, role): `query`, `right`, `other`, `end` (the last token of another word), or ""."""
+"""Pieces of a sentence, (text, role). Roles: `query`, the word whose attention is measured; `right`, its subject,
+antecedent or comma; `other`, another word of that kind; `end`, the last token of any other word; or ""."""
 
 SUBJECT: tuple[Pieces, ...] = (
     (("The", ""), (" {a}", "right"), (" behind the", ""), (" {b}", "other"), (" {verb}", "query")),
@@ -64,15 +65,15 @@ MEN = ("Paul", "John", "Tom", "Mark", "Peter", "Simon", "David", "James", "Rober
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MeaningScores(Reading):
-    """Scores of heads by meaning: kind -> (layers, heads), the mean attention from the query word to the right one, 0
-    to 1: `scores`. NaN if a layer has no such head."""
+    """Scores of heads by meaning. `scores`: kind -> (layers, heads), mean attention, 0 to 1, from the query word to its
+    subject, antecedent or comma. NaN if a layer has no such head."""
 
     title: ClassVar[str] = "Heads by meaning"
 
     scores: dict[str, Float[Tensor, "l n"]]
     leads: dict[str, Float[Tensor, "l n"]]
-    """Kind -> (layers, heads), the score minus the attention to the other word, -1 to 1; 0 for a head without
-    preference."""
+    """Kind -> (layers, heads), the score minus the attention to another word of that kind, -1 to 1; 0 for a head
+    without preference."""
     sentences: int
     """Number of sentences of each kind."""
     examples: dict[str, str]
@@ -155,7 +156,8 @@ def sentence(kind: str, row: int, draw: Random) -> Pieces:
 
 
 def places_of(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[int], dict[str, list[int]]]:
-    """Returns (token ids of a sentence, role -> positions of the role's tokens); for a query word only its last token.
+    """Returns (token ids of a sentence, role of `Pieces` -> positions of its tokens); for a query word only its last
+    token.
 
     Raises RequestError if the tokenizer joins marked words with their neighbours."""
     texts = list(accumulate(text for text, _ in pieces))
@@ -177,8 +179,8 @@ def places_of(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[int], dict[str
 
 @torch.no_grad()
 def read(model: Model, tokenizer: Tokenizer, pieces: Pieces, layers: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-    """Returns role -> layer -> (heads,): the mean attention that the queries of a sentence give to all tokens of the
-    role together."""
+    """Returns role (`right`, `other`) -> layer -> (heads,): the mean attention from the query tokens of a sentence to
+    all tokens of that role together."""
     ids, places = places_of(tokenizer, pieces)
     looks = {at: Attended(places) for at in layers}
     named = {f"layers.{at}.mixer.pattern": look for at, look in looks.items()}
@@ -190,8 +192,8 @@ def read(model: Model, tokenizer: Tokenizer, pieces: Pieces, layers: Sequence[in
 
 
 class Attended:
-    """Observer of a pattern that keeps the attention that some queries give to the tokens of each role: role ->
-    (heads,)."""
+    """Observer of an attention pattern that sums the attention from a sentence's query word to its words of role
+    `right` and `other` (see `Pieces`): role -> (heads,)."""
 
     def __init__(self, places: dict[str, list[int]]):
         self.places = places

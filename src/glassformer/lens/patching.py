@@ -178,7 +178,7 @@ class IndirectObject:
     prompts: list[str]
     """Texts of the clean sentences."""
     labels: list[str]
-    """Words at the positions; at positions where the sentences differ, a role."""
+    """Label of each position: the token's text, or a role such as the giver if the word differs between sentences."""
 
     def metric(self, logits: Float[Tensor, "n s v"]) -> Float[Tensor, " n"]:
         """Returns logit(answer) - logit(wrong) after each sentence, (n,), of logits (n, s, v): positive for a correct

@@ -23,9 +23,8 @@ LARGEST_TABLE = 1 << 28
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionPicture(Reading):
-    """Plots of a model's position encodings: encoding -> name -> Plot, as the part returns them for a text of `length`
-    tokens: `plots`. `where`: encoding -> layers, [] for one that is added to the embedding; layers without one are
-    "none"."""
+    """Plots of a model's position encodings. `plots`: encoding -> name -> Plot, for a text of `length` tokens. `where`:
+    encoding -> layers that use it, [] if it is added to the embedding; "none" -> layers without an encoding."""
 
     title: ClassVar[str] = "Position encodings"
 

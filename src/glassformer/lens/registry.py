@@ -54,7 +54,7 @@ heads."""
 @dataclass(frozen=True, eq=False)
 class ReadingInputs:
     """Inputs of readings: a model and a text, tokens (1, s), with its inspection. `against` (1, s) is another text,
-    into which the values of this one are patched; None without one."""
+    into whose run activation patching puts values of `tokens`; None without one."""
 
     model: Model
     tokens: Tensor

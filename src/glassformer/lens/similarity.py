@@ -20,9 +20,10 @@ from glassformer.parts.precision import exact
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenSimilarity(Reading):
-    """Similarity of the tokens of a text in the stream. `rho` and `mu` (layers + 1,) by depth: 0 after the embedding, i
-    after layer i - 1; means over rows. `cosines` (T, T) at `depth`, of row 0; with `tile` > 1 a cell is the mean over
-    tile x tile pairs of tokens."""
+    """Similarity of the tokens of a text in the residual stream. By depth (0: embedding, i: after layer i - 1), means
+    over rows: `rho` (layers + 1,), the mean cosine between two tokens, and `mu` (layers + 1,), the share of the
+    stream's norm that is left without the mean token. `cosines` (T, T): of row 0 at `depth`; with `tile` > 1 a cell is
+    the mean over tile x tile pairs of tokens."""
 
     title: ClassVar[str] = "Token similarity"
 

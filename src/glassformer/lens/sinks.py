@@ -38,7 +38,7 @@ class AttentionSinks(Reading):
     length: int
     uniform: Float[Tensor, " l"]
     """Mass (layers,) that uniform attention would give to the first token: (1/T) Σ_i [i attends to 0] / number of keys
-    that i attends to. Causal it is H_T / T, the mean of 1/i; bidirectional 1 / T."""
+    that i attends to. It is H_T / T, the mean of 1/i, for causal attention, and 1 / T for bidirectional attention."""
 
     @property
     def rate(self) -> float:

@@ -75,7 +75,7 @@ class RecordedStep:
 
 @dataclass
 class Recorder:
-    """Values in the order in which they were computed; equal ones are recorded once."""
+    """Recorder of the values of a pass, in the order of computation; equal values are recorded once."""
 
     steps: list[RecordedStep] = field(default_factory=list)
     _blocks: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -223,7 +223,7 @@ def _explained(model: Any, layer: int, steps: list[RecordedStep], tokens: Tensor
 
 
 def _with_arithmetic(steps: list[RecordedStep], parts: Mapping[str, Any]) -> Iterator[WalkStep]:
-    """Yields steps with their arithmetic; scores come before the mask, and with it."""
+    """Yields steps with their arithmetic; masked scores are two steps, before the mask and with it."""
     seen: list[tuple[str, str, Tensor]] = []
     for step in steps:
         part = next((one for name, one in parts.items() if step.place.startswith(name)), None)

@@ -30,7 +30,7 @@ def indices(x: Tensor, count: int) -> np.ndarray:
 
 
 def packed(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Returns {"arrays": {name: [kind, first byte, number of values]}, "bytes": all arrays, deflated, in base64};
+    """Returns {"arrays": {name: [dtype, first byte, number of values]}, "bytes": all arrays, deflated, in base64};
     little-endian."""
     where, pieces, first = {}, [], 0
     for name, array in arrays.items():

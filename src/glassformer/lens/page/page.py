@@ -52,8 +52,8 @@ NAT = (
 LEAST = 0.005
 """Smallest weight with which a head is listed, because a smaller one would print as 0.00."""
 STEEP = 4.0
-"""Ratio of a chart's largest value to its smallest above which the chart's axis is logarithmic: its end would be flat
-otherwise."""
+"""Ratio of a chart's largest value to its smallest above which the axis is logarithmic: the end of a falling curve
+would look flat otherwise."""
 
 
 def render(seen: Inspected) -> str:

@@ -22,7 +22,8 @@ JOINER = "\u200d"  # invisible, and part of many an emoji
 
 
 def speller(tokenizer: Tokenizer | None) -> Callable[[int], str]:
-    """Returns a function from a token id to its text as within a text. A token without text has its name, or its id."""
+    """Returns a function from a token id to the token's text as it appears inside a longer text; for a token without
+    text, its name or its id."""
     if tokenizer is None:
         return str
     names = {i: name for name, i in getattr(tokenizer, "ids", dict)().items()}
@@ -38,8 +39,8 @@ def speller(tokenizer: Tokenizer | None) -> Callable[[int], str]:
 
 
 def spelled_text(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """Returns the text of each token in its text. A character split over several tokens belongs to the last of them,
-    and the others are empty."""
+    """Returns the text of each token as it appears in the whole text. A character split over several tokens belongs to
+    the last of them, and the others are empty."""
     spell = speller(tokenizer)
     words = [spell(token) for token in tokens]
     if tokenizer is None:
