@@ -142,7 +142,8 @@ def spawn(arguments: Sequence[str], processes: int, again: Sequence[str] = ("--r
     """Runs `python -m glassformer ARGUMENTS` as each rank of a run on this machine, and waits. Rank 0 has the terminal.
 
     If a process dies the others are stopped, and WorkError names it and the command that resumes, ARGUMENTS and
-    `again`. Ctrl-C and SIGTERM reach all of them, once. Exits with rank 0's status if that refuses."""
+    `again`. Ctrl-C and SIGTERM reach all of them, once. If rank 0 refuses the request itself, having printed the
+    reason, this process exits with its status."""
     command = [sys.executable, "-m", "glassformer", *arguments]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // processes))
     with (

@@ -128,8 +128,9 @@ def divided_parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, Any]
 def _cut_part(
     part: Any, path: str, owner: Owner, division: Division, seams: Seams | None, tokens: SpreadTokens | None
 ) -> None:
-    """Reduces a part and all modules inside to the owner's share, and records the cuts in `division`; with `tokens`,
-    the part's input and result are slices of a sequence."""
+    """Keeps one rank's share of the weights of a part and of all modules inside, in place, and records in `division`
+    how each weight was divided. `owner`: the rank's number and collectives; with `tokens`, the part's input and result
+    are slices of a sequence."""
     if tokens is not None:
         owner = replace(owner, enter=tokens.enter, leave=tokens.leave)
     part.divide(owner)
