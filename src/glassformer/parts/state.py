@@ -140,7 +140,8 @@ class ModelState:
     layers     one State per layer, in order
     length     tokens read so far, by the longest row
     rows       (b,) tokens read by each row, once rows have separate lengths (`spread`)
-    seen       with `rows`: slots that queries attend to, filled or not, so that compiled code meets few shapes
+    seen       number of slots that queries attend to, empty ones included, chosen so that compiled code meets few
+               shapes; None for as many as the longest row has read
     rewind     number of tokens that a window or a recurrence can be taken back
     documents  (b, max_len) ids, present once a call has named documents
     positions  (b, max_len) true positions, present once a call has given some

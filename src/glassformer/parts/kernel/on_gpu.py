@@ -44,7 +44,8 @@ class OnGpu(Kernel):
 
 
 class OnGpuConfig(KernelConfig):
-    """Config of `OnGpu`, without a kind: it appears in no model's file."""
+    """Config of the kernel `OnGpu`. Unlike other kernels it has no name (`kind`) for model files, because only plans
+    use it."""
 
     def build(self, ctx: BuildContext) -> OnGpu:
         return OnGpu()

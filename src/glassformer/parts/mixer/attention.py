@@ -51,15 +51,16 @@ class Attention(SoftmaxAttention):
 
     With `gain_control`, z is attention minus uniform attention: z_s minus the mean of v over the visible keys of s, so
     that no part is common to all tokens (rank collapse). Giorlandino & Goldt, 2505.24333, subtract the mean of z over
-    the sequence, which this mean approaches for many tokens; it needs no future tokens, and only a cache of values. It
-    doubles the cost of attention. The site z is the difference; pattern and scores are those of the softmax.
+    the sequence, which the mean of v approaches for many tokens; the mean of v needs no future tokens, and only a cache
+    of values. Gain control doubles the cost of attention. The site z is the difference; pattern and scores are those of
+    the softmax.
 
     With `sinks`, a learned number per head is an additional score in each softmax, whose weight is dropped (gpt-oss;
     Agarwal et al. 2025, 2508.10925): a head without a match need not attend to the first token. With its initial 0 the
     softmax is e^s / (1 + sum e^s). The rows of the pattern then sum to less than 1.
 
-    Values may have another width than queries and keys, `projection.value_dim` = hv: v (b,s,g,hv), z (b,s,n,hv), and
-    W_O (d, n hv). The paper's d_v.
+    Values may have another width than queries and keys, `projection.value_dim` = hv (d_v in Vaswani et al.): v
+    (b,s,g,hv), z (b,s,n,hv), and W_O (d, n hv).
 
     With `gated`, z is multiplied elementwise by sigmoid(x W_gate) (Qwen3-Next; Qiu et al. 2025, 2505.06708). The site
     gate (b,s,n,h) is x W_gate, and z the product.

@@ -22,8 +22,8 @@ P = TypeVar("P", bound="Projection")
 
 
 class MapShape(NamedTuple):
-    """Shapes of a `Linear` of a projection: the number of its inputs, and the outputs, role and cut of each stacked
-    layer."""
+    """Shape of one `Linear` of a projection, which stacks several matrices: its number of inputs, and for each matrix
+    its number of outputs, its role (q, k, v), and the axis along which tensor parallelism divides it."""
 
     in_features: int
     outs: tuple[int, ...]

@@ -67,8 +67,9 @@ class BigBird(Visibility):
         return near & (k_idx <= q_idx) if self.causal else near
 
     def drawn(self, i: Any, part: int) -> tuple[Any, Any]:
-        """Returns (index, exists): the random block number `part` that block i attends to, and whether there is one; i
-        a number or a tensor."""
+        """Returns (index, exists) of one of the random blocks that query block i attends to: the one drawn from part
+        `part`, 0 to random - 1, of its candidate blocks. exists is False if that part has no block; i is a number or a
+        tensor."""
         if self.causal:
             low = i - 2 + (i < 2) * (2 - i)
             choice = low  # blocks 1 .. i-2
