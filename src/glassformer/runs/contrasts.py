@@ -86,8 +86,8 @@ def contrasts(losses: Array, pairs: Pairs) -> Contrasts:
     """Returns the contrasts of `pairs`. `losses` is (..., seeds, arms), nan for missing runs; every pair needs two
     seeds that both arms have.
 
-    The common variance comes from the seeds that all arms have. A pair that has more seeds uses them for its
-    difference; the estimate of the variance is independent of these as well."""
+    The common variance comes from the seeds that all arms have. A pair with further seeds uses all its seeds for its
+    difference; the estimate of the variance is independent of the differences in those seeds as well."""
     gaps = losses[..., [b for _, b in pairs]] - losses[..., [a for a, _ in pairs]]
     there = np.isfinite(gaps).reshape(-1, *gaps.shape[-2:]).all(0)
     seeds = there.sum(0)

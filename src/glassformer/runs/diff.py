@@ -53,7 +53,8 @@ def value_at(tree: Any, path: str) -> Any:
 
 
 def group_of(path: Sequence[str]) -> str:
-    """Returns the axis of a path: the innermost part named on it; size or other for a path without a part."""
+    """Returns the group of a config path in the table of differences: the innermost part named in the path (such as
+    mixer, position, norm), or "recipe"; without one, "size" or "other"."""
     if path and path[0] == RECIPE:
         return RECIPE
     for step in reversed(path):
