@@ -56,7 +56,8 @@ class Entries:
         return found
 
     def close(self) -> list[SpelledToken]:
-        """Returns the remaining tokens, the last one with all remaining bytes, others with none; [] without bytes."""
+        """Ends the text: returns the pending tokens, of which the last has all pending bytes and the others have none.
+        If no bytes are pending, drops the tokens and returns []."""
         some, text = self._pending, self._text
         self._pending, self._text = [], b""
         if not text:

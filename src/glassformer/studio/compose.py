@@ -66,7 +66,8 @@ def compose(expression: str, base: str | None = None) -> dict[str, Any]:
 
 
 def exports(expression: str) -> dict[str, Any]:
-    """Returns the tools that can load a model, and the parts that block the others, with the commands that show them.
+    """Returns the tools that can load a model, and for each other tool the parts of the model that block it; also the
+    command and the Python call that print the same.
 
     Raises RequestError for an unknown expression."""
     from glassformer.laboratory.exporting import Exports

@@ -56,8 +56,9 @@ def _step(part: Mapping[str, Any]) -> float:
 
 
 def _texts(table: str) -> bytes:
-    """Returns the replacements in a table of SentencePiece, base64, each ended by a zero. They follow an index, whose
-    length comes first. Raises ValueError for a longer index than the table."""
+    """Decodes a base64 table of SentencePiece and returns the replacement strings in it, each ended by a zero byte. The
+    decoded table has 4 bytes with the length of an index, the index, and the strings. Raises ValueError if the index is
+    longer than the table."""
     found = base64.b64decode(table)
     if (end := 4 + int.from_bytes(found[:4], "little")) > len(found):
         raise ValueError(f"its precompiled_charsmap has {len(found)} bytes and says that only its index has {end - 4}")
