@@ -372,7 +372,8 @@ class ModelConfig(TowerConfig):
         return self._sizes(shape)
 
     def _sizes(self, shape: Shape) -> Cost:
-        """Returns costs with parameters and state checked, but without the forward pass that checks FLOPs."""
+        """Returns the costs for a shape. For parts from outside the package, first compares the declared parameters and
+        state with those of the built module, but runs no forward pass, as a check of FLOPs would."""
         self._tensors_counted  # noqa: B018
         return self._costs(shape)
 

@@ -423,8 +423,9 @@ def only_writer(
     folder     if None, nothing is locked
     shared     also refuse processes of other machines; wait for a dead owner's timeout and take over
     beat, patience, lost
-               if shared: seconds between increments, seconds after which an owner counts as dead, and the function
-               that a process calls after a suspension so long that another one took over"""
+               if shared: seconds between updates of the owner's count in the folder, seconds without an update after
+               which an owner counts as dead, and the function that a process calls if it was suspended so long that
+               another one took over"""
     if folder is None:
         return nullcontext()
     with disk_errors(folder):
