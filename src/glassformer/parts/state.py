@@ -141,7 +141,7 @@ class ModelState:
     length     tokens read so far, by the longest row
     rows       (b,) tokens read by each row, once rows have separate lengths (`spread`)
     seen       number of slots that queries attend to, empty ones included, chosen so that compiled code meets few
-               shapes; None for as many as the longest row has read
+               shapes; None for all tokens that the longest row has read
     rewind     number of tokens that a window or a recurrence can be taken back
     documents  (b, max_len) ids, present once a call has named documents
     positions  (b, max_len) true positions, present once a call has given some

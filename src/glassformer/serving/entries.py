@@ -56,8 +56,8 @@ class Entries:
         return found
 
     def close(self) -> list[SpelledToken]:
-        """Ends the text: returns the pending tokens, of which the last has all pending bytes and the others have none.
-        If no bytes are pending, drops the tokens and returns []."""
+        """Ends the text: returns the pending tokens, the last one with all pending bytes, the others with none. If no
+        bytes are pending, drops the tokens and returns []."""
         some, text = self._pending, self._text
         self._pending, self._text = [], b""
         if not text:
