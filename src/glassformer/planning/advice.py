@@ -82,7 +82,8 @@ def _layouts(plan: StepPlan, on: Cluster) -> list[Change]:
 
 
 def _fitting(plan: StepPlan, found: list[Change]) -> Iterator[Change]:
-    """Yields the changes whose memory fits. Lazy, because memory takes longer to plan than time."""
+    """Yields the changes whose layout fits the memory of the machines, lazily, because planning memory takes longer
+    than planning time."""
     for change in found:
         if change.saves > LEAST and change.layout is not None and plan.fits_with(change.layout):
             yield change

@@ -119,7 +119,8 @@ def _in_half(config: ModelConfig, dtype: torch.dtype) -> set[str]:
 
 
 def _most_of_a_stage(config: ModelConfig, layout: Layout) -> dict[str, RankWeights]:
-    """Returns what one rank holds of each weight, by name, in the model's order; with stages, for the largest stage."""
+    """Returns {weight name: elements on one rank}, in the model's order; with pipeline stages, for the largest
+    stage."""
     weights = dict(weights_of(config, AdamWConfig(), layout.tp, layout.ep, layout.fsdp))
     if layout.pp == 1:
         return weights
@@ -174,7 +175,7 @@ def _of_stream(config: ModelConfig, layout: Layout, pieces: int, tokens: int, dt
     branches = sum(is_branch(part) for _, part in divided_parts(config.outline()))
     own = tokens // layout.cp
     stream = own * config.d_model
-    ends = (tokens + own) * config.d_model * GRADIENT  # embedding of all tokens, before tp divides them; head
+    ends = (tokens + own) * config.d_model * GRADIENT  # embeddings before cp divides the tokens, and head
     numbers = NUMBERS * own * GRADIENT
     inside = 2 * branches * stream * dtype.itemsize
     if not layout.sp:

@@ -23,7 +23,7 @@ COMPONENTS = (
 )  # fmt: skip
 """Components in the order of the table. `mixer`: projections of attention, or all parameters of another mixer."""
 ENCODER = "encoder "
-"""Prefix of the row names of an encoder; the rest of a name is as in the decoder."""
+"""Prefix of the names of an encoder's rows in the tables; the rest of a name is as in the decoder."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Weight:
     cut: Cut
     values: int
     dims: tuple[tuple[str, int], ...]
-    """(symbol, size) of each axis; the symbol is the size itself if no letter has it."""
+    """(symbol, size) of each axis; the symbol is a letter such as d, or the size as text if no letter denotes it."""
     first: int = 0
     """First row of the matrix within its parameter."""
 
@@ -104,7 +104,7 @@ class Flops:
     scores      share of training that grows with the length: queries against keys, patterns against values
     six_n       6 N, N all parameters
     idle        6 times the parameters of experts that a token is not routed to
-    unlike      correction: weights in no matmul (lookups, norms) negative, tied or repeated weights positive
+    unlike      correction: negative for weights in no matmul (lookups, norms), positive for tied or repeated weights
 
     six_n - idle + unlike + scores = forward + backward."""
 
@@ -200,7 +200,7 @@ class Counts:
 
     @cached_property
     def _query_heads(self) -> dict[tuple[str, int | None], int]:
-        """Most heads of any column-divided matrix, by (tower, layer)."""
+        """{(tower, layer): largest number of heads in a matrix that tensor parallelism divides by columns}."""
         most: dict[tuple[str, int | None], int] = {}
         for name, cuts in shards_of(self.config.outline()).items():
             tower, own = _tower(name)
@@ -303,7 +303,8 @@ def _tower(name: str) -> tuple[str, str]:
 
 
 def _component(name: str, cut: Cut) -> str:
-    """Returns the component, one of `COMPONENTS`, of a parameter, from its name and its declared cut."""
+    """Returns the component, one of `COMPONENTS`, of a parameter, from its name and from `cut`, the way in which ranks
+    divide it."""
     steps = name.split(".")
     if any("norm" in step for step in steps):
         return "norms"

@@ -26,10 +26,10 @@ REACHED = (0.5, 0.85)
 """(worst, best) share of the bandwidth, and of the peak, that decoders reach: 0.69 is published for Llama 2 7B on an
 A100 (pytorch-labs/gpt-fast at 0f925b5, README)."""
 LATENCY = (5e-6, 40e-6)
-"""(best, worst) seconds of a small all-reduce within a node: 23 to 29 us by the same table, for 70B and 7B on eight
-A100."""
+"""(best, worst) seconds of a small all-reduce within a node: 23 to 29 us in the README cited at `REACHED`, for 70B and
+7B on eight A100."""
 MOST = 1 << 20
-"""Largest batch that the search for `turning_batch` tries."""
+"""Largest batch that `Decoding.turning_batch` tries."""
 
 
 class DecodingPlan(Protocol):

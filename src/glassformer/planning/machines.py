@@ -74,7 +74,7 @@ class TimeFactors(Value):
     elementwise: float = Field(gt=0)
     links: float = Field(gt=0)
     error: tuple[Share, Share]
-    """5th and 95th percentile of predicted / measured - 1 of models whose size was left out of the fit."""
+    """5th and 95th percentile of predicted / measured - 1, for models of sizes that were left out of the fit."""
     source: str = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -92,16 +92,16 @@ class Machine(Value):
     bandwidth: Rate
     peak: dict[str, Products]
     inside: Rate
-    """Link to other accelerators of its node, bytes/s one way."""
+    """Bandwidth to other accelerators of a node, bytes/s one way."""
     between: Rate
-    """Link to other nodes, bytes/s one way."""
+    """Bandwidth to other nodes, bytes/s one way."""
     power: Watts
     device: Literal["cuda", "cpu"] = "cuda"
     """Type of torch device whose kernels the machine runs."""
     source: str = Field(min_length=1)
     price: Price | None = None
     measured: TimeFactors | None = None
-    """Measured factors of step times; if None, planned times are a range, from the machines that have been measured."""
+    """Measured factors of step times; if None, planned times are a range over the factors of all measured machines."""
 
     def peak_of(self, dtype: str) -> float:
         """Returns the FLOP/s of matmuls in a dtype. Raises RequestError if the machine has no matmuls in it."""

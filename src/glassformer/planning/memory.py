@@ -30,7 +30,8 @@ from glassformer.planning.trace import MicrobatchShare, Traced, adapted, trace
 from glassformer.training.optimizers import OptimizerConfig
 
 MARGIN = 0.06
-"""Memory that allocators reserve beyond what is used, as a share of it: 2 to 10 % if segments can grow."""
+"""Memory that allocators reserve beyond the used memory, as a share of the used memory: 2 to 10 % if segments can
+grow."""
 CONTEXT = 1_300_000_000
 """Bytes of a CUDA process outside its allocator, for driver and kernels (Hugging Face, "Model training anatomy": 1.3 GB
 on a V100, before any tensor exists)."""
@@ -40,9 +41,9 @@ PROCESS = 370_000_000
 """Bytes of a training process on a CPU without its tensors: Python, torch, the training modules, and buffers of the
 matmul libraries."""
 FRAGMENTS = 0.5
-"""Fragmentation of glibc's heap, as a share of the memory that a step allocates and frees: a freed block whose edge a
-small object has taken is too small for the next one of its size. Chosen on the processes that docs/planning-memory.md
-lists. Weights and optimizer states are allocated once and cause no fragmentation."""
+"""Fragmentation of glibc's heap, as a share of the memory that a step allocates and frees: a freed block whose edge
+holds a new small object is too small for the next tensor of equal size. Chosen on the processes that
+docs/planning-memory.md lists. Weights and optimizer states are allocated once and cause no fragmentation."""
 FP32 = torch.float32.itemsize
 BRANCHES = {"mixer", "ffn"}
 Loss = Literal["chunked", "in_place", "fused", "whole"]
@@ -63,7 +64,8 @@ def bytes_of_logit(loss: Loss, products: int, tp: int) -> int:
 
 
 def outside(layout: Layout, device: str, moments: Collection[TrainingMemory] = ()) -> int:
-    """Returns the bytes of a rank beyond the tensors of its fullest moment and their margin."""
+    """Returns the bytes of a rank beyond its tensors and the allocator's margin: on GPUs the CUDA context and NCCL's
+    buffers, on CPUs the process, and the heap's fragments at the worst of `moments`."""
     if device == "cpu":
         holes = FRAGMENTS * max((one.passing for one in moments), default=0)
         return PROCESS + max(0, round(holes - MARGIN * max((one.total for one in moments), default=0)))
@@ -79,10 +81,9 @@ class TrainingMemory:
     activations                              kept for the backward pass, of all microbatches in flight
     working                                  temporaries of a layer, recomputed activations included
     loss                                     head and loss: logits of a chunk, gradients that the loss computes
-    buffers                                  weights gathered from other ranks; without sharding of gradients, the
-                                             buckets
-                                             of their reduction (torch's DistributedDataParallel, and ours between
-                                             replicas)
+    buffers                                  weights gathered from other ranks; if gradients are not sharded, the
+                                             buckets of their reduction (torch's DistributedDataParallel, and ours
+                                             between replicas)
     """
 
     weights: int = 0
@@ -177,8 +178,9 @@ class LayoutMemory:
     def _passes(self, stage: int) -> Iterator[tuple[float, float]]:
         """Yields (microbatches in flight, share of the gradients that exist) at the starts of backward passes.
 
-        While forward and backward passes alternate, the largest number in flight coincides with all gradients. If all
-        forward passes come first, the first backward pass finds no gradients, and the second one microbatch less."""
+        If forward and backward passes alternate, all gradients exist while the most microbatches are in flight. If all
+        forward passes come first, no gradients exist at the first backward pass; at the second one they exist, and one
+        microbatch less is in flight."""
         m, whole = self.microbatches, 1 / self.chunks
         ahead = self.in_flight(stage)
         if ahead < m:
@@ -190,13 +192,15 @@ class LayoutMemory:
 
     @property
     def chunks(self) -> int:
-        """Chunks of a stage that have whole gradients one at a time: with no more microbatches than stages, a
-        chunk finishes all its backward passes and reduces its gradients before the chunk below starts."""
+        """Number of groups of layers of a stage whose whole gradients exist at separate times: the chunks of an
+        interleaved pipeline if microbatches are at most as numerous as stages, because a chunk then finishes all its
+        backward passes and reduces its gradients before the chunk below starts; otherwise 1."""
         return self.layout.interleave if self.microbatches <= self.layout.pp else 1
 
     def _back(self, stage: int, flight: float, ready: float) -> Iterator[tuple[str, TrainingMemory]]:
-        """Yields (moment, memory) of a microbatch from the loss back through the layers; if chunks run one by one,
-        through the last chunk."""
+        """Yields (moment, memory) while the loss and then each layer, last to first, computes gradients of a
+        microbatch; if `chunks` exceeds 1, only the layers of the last chunk. `flight`: microbatches in flight; `ready`:
+        share of the gradients that exist before."""
         layout, own = self.layout, self._own(stage)
         first, last = stage == 0, stage == layout.pp - 1
         begins = self.traced.embedding.kept if first else self.stream
@@ -224,8 +228,8 @@ class LayoutMemory:
             yield "backward", self._state(stage, ready, done, activations=others + begins, working=working)
 
     def in_flight(self, stage: int) -> float:
-        """Returns the microbatches whose activations the rank holds: with 1F1B, the number of stages from its own to
-        the last; with v chunks, (2 (p - i - 1) + (v - 1) p + 1) / v."""
+        """Returns the number of microbatches whose activations a rank of stage i of p holds: p - i with 1F1B; with v
+        chunks per stage, (2 (p - i - 1) + (v - 1) p + 1) / v; at most all microbatches."""
         p, v = self.layout.pp, self.layout.interleave
         ahead = p - stage if v == 1 else (2 * (p - stage - 1) + (v - 1) * p + 1) / v
         return min(ahead, self.microbatches)
@@ -262,8 +266,8 @@ class LayoutMemory:
         return sum((self.share.layers[layer] for layer in self._own(stage)), self._ends(stage))
 
     def _kept(self, layer: int) -> int:
-        """Returns the bytes of a layer that are kept for its backward pass; with `sp`, all outside the branches is
-        divided by tokens."""
+        """Returns the bytes that a layer keeps for its backward pass; with `sp`, ranks divide all activations outside
+        the branches by tokens."""
         cost, layout, kept = self.costs[layer], self.layout, self.traced.layers[layer].kept
         if not layout.sp:
             return kept
@@ -282,9 +286,10 @@ class LayoutMemory:
         traded: int = 0,
         **besides: int,
     ) -> TrainingMemory:
-        """Returns the memory of a stage: its persistent state, the share `ready` of all gradients, or those of the
-        layers in `done`. With ZeRO 3 also the layers in `gathered`, and a layer whose gradients are reduced (`summed`);
-        at the step (`stepping`) nothing is gathered."""
+        """Returns the memory of a rank of a stage: weights and optimizer state, the share `ready` of all gradients, or
+        the gradients of the layers in `done`; with ZeRO 3, the layers in `gathered` and the unreduced gradients of the
+        layer `summed`, but no gathered layers in the optimizer's step (`stepping`). `traded`: bytes of reduction
+        buffers; further arguments: bytes of other fields of `TrainingMemory`."""
         layout, own, ends, whole = self.layout, self._own(stage), self._ends(stage), self._whole(stage)
         stays = layout.pp > 1 and not stepping  # gathering for every microbatch would stall the pipeline
         states = (
@@ -300,8 +305,9 @@ class LayoutMemory:
         return TrainingMemory(**states, buffers=buffers, **besides)
 
     def _states(self, whole: RankWeights, done: RankWeights, ready: float, stays: bool) -> dict[str, int]:
-        """Returns the bytes of weights, gradients, optimizer states and masters if all weights are trained. A stage
-        that stays gathered (`stays`) accumulates whole gradients, and shards those of a finished chunk."""
+        """Returns the bytes of weights, gradients, optimizer states and masters if all weights are trained. If a
+        stage's weights stay gathered for all microbatches (`stays`), gradients accumulate whole, and those of finished
+        chunks are shards. `whole`: all weights of the stage; `done`, `ready`: as in `_state`."""
         layout = self.layout
         reached = whole if ready else done
         if layout.zero < 2 or (layout.zero == 3 and layout.sharing > 1 and stays):

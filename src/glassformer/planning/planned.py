@@ -1,4 +1,4 @@
-"""Base of the values that `gf.plan` returns, and a list of several plans."""
+"""Base of the values that `gf.plan` returns, and a sequence of plans of several models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PrintedPlan(Reported):
     """Base of what `gf.plan` returns for one model."""
 
     name: str = ""
-    """Name of the model: its expression, or the key it was given under."""
+    """Name of the model: its expression, or its key in a mapping of models."""
     explain: bool = False
     """True if the text shows every value with its formula."""
     command: str = ""

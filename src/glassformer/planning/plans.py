@@ -76,8 +76,8 @@ class Plan(PrintedPlan):
 
     @cached_property
     def layout(self) -> Layout | None:
-        """Layout that divides weights and states among most of the plan's accelerators: tensor parallel within a node,
-        pipeline stages across nodes. None without accelerators."""
+        """Layout that divides weights and states among as large a part of the plan's accelerators as possible: tensor
+        parallel within a node, pipeline stages across nodes. None without accelerators."""
         if self.on is None:
             return None
         tp = self._owners[-1]
@@ -98,7 +98,7 @@ class Plan(PrintedPlan):
 
     @cached_property
     def _owners(self) -> list[int]:
-        """Numbers of accelerators of a node that tensor parallelism can use."""
+        """Possible degrees of tensor parallelism within a node, ascending."""
         assert self.on is not None
         return tensor_parallel(self.config, min(self.on.count, self.on.node)) if self.on.count > 1 else [1]
 
@@ -349,7 +349,8 @@ DECODING: dict[str, Callable[[Decoding], str]] = {
 
 
 def _fits(one: Plan) -> str:
-    """Returns "yes", or the number of accelerators that would suffice, with the layout if it has several."""
+    """Returns "yes" if the plan fits its accelerators, else the number that would suffice, with the layout if it has
+    several."""
     assert one.layout is not None and one.on is not None
     if one.fits:
         return "yes" if one.layout.ranks == one.on.count else f"yes, on {one.layout.ranks:,} ({one.layout})"
@@ -396,7 +397,7 @@ def generation(
 
 
 def _states(config: ModelConfig, context: int, dtype: torch.dtype) -> dict[str, int]:
-    """Returns the bytes by kind of one sequence's decode state, for a source of equal length."""
+    """Returns {kind: bytes} of one sequence's decode state; the source of an encoder is as long as the context."""
     if not config.writes:
         return {}
     memory_len = context if config.encoder is not None else 0

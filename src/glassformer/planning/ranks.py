@@ -22,7 +22,7 @@ class RankWeights:
     values    after tensor and expert parallelism
     shards    the rank's share of `values` if ranks share the weights (ZeRO 3): rows are padded to a multiple of the
               ranks
-    gathered  the shards of all ranks together
+    gathered  the shards of all ranks together: `values` with padding
     state     optimizer state of `values`
     experts   part of `values` that belongs to routed experts
     stepping  temporaries of the optimizer's step for all of `values`
@@ -39,7 +39,7 @@ class RankWeights:
 
     @property
     def divided(self) -> float:
-        """Share of `values` that a rank keeps if all ranks share them."""
+        """Fraction `shards` / `values`: about 1 / number of ranks."""
         return self.shards / max(1, self.values)
 
     def __add__(self, other: RankWeights) -> RankWeights:
@@ -49,18 +49,18 @@ class RankWeights:
 
 @dataclass(frozen=True)
 class Share:
-    """Weights of a rank by place: before the layers, in each layer, after the layers."""
+    """Weights of a rank before the layers, in each layer, and after the layers."""
 
     first: RankWeights
     """Embedding, and the encoder if there is one."""
     layers: tuple[RankWeights, ...]
     last: RankWeights
-    """Final norm and head; with a tied head on another stage than the embedding, also the table."""
+    """Final norm and head; with a tied head on another stage than the embedding, also the embedding table."""
 
 
 def share(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, device: str = "cpu") -> Share:
-    """Returns the weights of the fullest rank before layers are divided into stages; temporaries of the optimizer's
-    step are those on this type of device."""
+    """Returns the weights of the fullest rank if it had all layers, that is, before pipeline stages divide the layers.
+    `device`: type of device, on which the temporaries of the optimizer's step depend."""
     return _share(config, optimizer, layout.tp, layout.ep, layout.sharing, device)
 
 
@@ -94,7 +94,7 @@ def weights_of(
             held += (
                 math.prod(of_map) if whole else math.prod(of_map) // of_map[cut.axis] * -(-of_map[cut.axis] // owners)
             )
-            rows += of_map[0] if whole or cut.axis else -(-of_map[0] // owners)  # of this rank, before ZeRO
+            rows += of_map[0] if whole or cut.axis else -(-of_map[0] // owners)  # on this rank, before ZeRO divides
         ranks = max(1, sharing // ep) if expert else sharing
         shard = -(-rows // ranks) * held // max(1, rows)
         part = held / max(1, weight.numel())

@@ -24,13 +24,13 @@ from glassformer.planning.training import RUN, TrainingPlan, plan_training
 from glassformer.training.optimizers import OptimizerConfig
 
 FOUND = 5
-"""Most layouts shown."""
+"""Largest number of layouts that are shown."""
 TRIED = 60
-"""Layouts whose memory is planned: the ones with the shortest estimated time."""
+"""Number of layouts whose memory is planned: the ones with the shortest estimated time."""
 POLICIES = ("none", "selective", "full")
 MOST_RANKS = 1 << 16
 LONG = 1 << 15
-"""Tokens of a context above which sequences are divided too (cp)."""
+"""Smallest context, in tokens, for which the search also divides sequences among ranks (cp)."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def find_layouts(
         return None
 
     for layout in sorted(possible, key=timed.__getitem__):
-        # among layouts that differ only in these two, the first that fits is the fastest
+        # among layouts that differ only in micro and recompute, the first that fits is the fastest
         alike = layout.replace(micro=None, recompute="none")
         if alike in fitting or alike in too_large:
             continue
@@ -204,7 +204,7 @@ def find_layouts(
         least = layout.replace(micro=1)
         alone = layout.microbatches(batch) <= layout.pp  # activations may peak before any gradient exists
         if layout in refused or (least in refused and (least in hopeless or not alone)):
-            continue  # too large already with one sequence at a time
+            continue  # because even a microbatch of one sequence was too large
         if (plan := planned(layout)) is not None:
             fitting[alike] = plan
         elif layout != least:
@@ -240,7 +240,9 @@ def layouts(config: ModelConfig, batch: int, context: int, on: Cluster) -> Itera
 
 
 def states_of(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, on: Cluster) -> int:
-    """Returns the least bytes that a rank holds throughout: weights, optimizer state, and gradients after a step."""
+    """Returns the bytes that a rank needs at least, without activations: weights, optimizer state and complete
+    gradients, as at the optimizer's step, with the allocator's margin and the memory outside it. A quick check before
+    the memory of a layout is planned."""
     of_rank = share(config, layout, optimizer)
     whole: RankWeights = sum(of_rank.layers, of_rank.first + of_rank.last)
     each = [1.0 if layout.zero < 3 else whole.divided, 1.0 if layout.zero < 2 else whole.divided]
@@ -258,12 +260,12 @@ def smallest_cluster(
     on: Cluster,
     least: int,
 ) -> Smallest | None:
-    """Returns the smallest cluster, doubling from `least` accelerators, on which the leanest layout fits; None if one
-    sequence is too long for any cluster."""
+    """Returns the smallest cluster, doubling from `least` accelerators, on which a layout with the least memory (full
+    recomputation, microbatches of one sequence) fits; None if one sequence is too long for any cluster."""
     count = least
     while count <= MOST_RANKS:
         larger = replace(on, count=count) if on.exact else replace(on.of(count), exact=True)
-        # with the most stages, and without stages
+        # replicas: one, the number that the most stages leave, and all ranks
         copies = (1, count // _powers(min(count, config.n_layers))[-1], count)
         for rows in dict.fromkeys(dp * -(-batch // dp) for dp in copies):
             lean = [

@@ -49,14 +49,16 @@ None means the share of every second matmul of a layer."""
 REPLICATED = 10 / 34
 """Share of a layer's kept bytes that tensor parallelism without `sp` does not divide (Korthikanti et al. 2022)."""
 BEYOND = (0.59, 1.24)
-"""Ratio of measured to planned time of steps with tensors, layers or sequences divided, planned with factors fitted
-without such steps: 10th and 90th percentile of the published runs (`experiments.plan.published`, `beyond`).
-docs/planning.md reports the check with sources left out, and the runs outside."""
+"""10th and 90th percentile, over published runs whose tensors, layers or sequences are divided, of measured / planned
+time, planned with factors fitted on undivided runs (`experiments.plan.published`, `beyond`). docs/planning.md reports
+the check with sources left out, and the runs outside this range."""
 EXPERT_AXES = 3
-"""Axes of a matrix of experts: the number of experts and the matrix's two; a bias has two axes in all."""
+"""Number of axes of a parameter with the matrices of all experts: experts, rows, columns. Their biases have two
+axes."""
 ELSEWHERE = (0.96, 1.29)
-"""Ratio of measured time, on a machine without factors, to the range that the factors of all others give: 5th and 95th
-percentile of runs, each measured machine left out in turn (`experiments.plan.mpt`, `elsewhere`)."""
+"""Factors that widen the planned range of times, (lowest, highest), on a machine without measured factors: 5th
+percentile of measured / lowest and 95th of measured / highest, each measured machine left out in turn and planned with
+the factors of the others (`experiments.plan.mpt`, `elsewhere`)."""
 DAY = 86_400.0
 
 
@@ -76,7 +78,7 @@ class Workload:
     model_flops: float
     """FLOPs as MFU counts them: every query against all keys."""
     kept: float
-    """Bytes kept for the backward pass, fused as on accelerators."""
+    """Bytes kept for the backward pass with the fused kernels of accelerators."""
     layer_kept: float
     parameters: int
     expert_parameters: int
@@ -92,7 +94,8 @@ class Workload:
     """Number of trained values: all parameters, or only the adapters."""
 
     second: float
-    """Share of `again` in every second matmul of a layer, plus all routed experts."""
+    """Share of `again` that the policy "alternate" recomputes: every second matmul of a layer, and all routed
+    experts."""
     passes: int
     """Matmuls per matrix in a step, in units of the forward pass: 3; 2 for a frozen matrix."""
 
@@ -140,8 +143,9 @@ def workload(config: ModelConfig, context: int, dtype: torch.dtype, rank: int = 
 
 
 def _second(config: ModelConfig, routed: float) -> float:
-    """Returns the share of every second linear layer in all values; `routed`: values of experts that a token passes,
-    whose grouped matmuls no policy keeps."""
+    """Returns the share of the layers' matmul weights that the policy "alternate" recomputes: those of every second
+    linear layer in a block, and all of routed experts, because no policy keeps the results of grouped matmuls.
+    `routed`: number of weights of the experts that a token is routed to."""
     maps = [[one.weight.numel() for one in linears(layer)] for layer in config.outline().layers]
     whole = sum(map(sum, maps)) + routed
     return (sum(sum(layer[1::2]) for layer in maps) + routed) / whole if whole else 0.0
@@ -179,7 +183,8 @@ class StepTime:
 
     @cached_property
     def seconds(self) -> float:
-        """Seconds of a step; without measurements, the middle of the interval."""
+        """Seconds of a step; for a machine without measured factors, the mean over the factors of all measured
+        machines."""
         return sum(one.seconds for one in self.kinds)
 
     @property
@@ -261,7 +266,7 @@ class RunTime:
 
 
 def again(work: Workload, layout: Layout) -> float:
-    """Returns the recomputed share of the forward pass."""
+    """Returns the FLOPs that recomputation adds, as a share of the FLOPs of a forward pass."""
     products, scores, _ = work.repeats(layout.recompute)
     return (products * 3 * work.again + scores * work.scores) / (work.products + work.scores)
 
@@ -301,7 +306,7 @@ def _taken(kinds: Iterable[Work], factors: TimeFactors) -> dict[str, float]:
 
 
 def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> list[Work]:
-    """Returns the work in one step of the rank with most layers."""
+    """Returns the kinds of work in one step of the rank with most layers, each with its roofline time."""
     machine = cluster.machine
     peak = machine.peak_of(str(work.dtype).removeprefix("torch."))
     dp, tp, pp, ep, cp = layout.dp, layout.tp, layout.pp, layout.ep, layout.cp

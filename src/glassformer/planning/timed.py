@@ -24,7 +24,7 @@ from glassformer.training.pace import StepPace, decoding_pace, paces
 from glassformer.units import plural
 
 LIMIT = 20.0
-"""Seconds after which timing of a model takes no further step."""
+"""Seconds of timing of one model, after which no further step starts."""
 STATES = 16
 """Bytes per trained parameter: weight, gradient and two moments in float32."""
 LETTERS, COPIES = "ab\n", 20

@@ -169,13 +169,12 @@ def adapted(layer: nn.Module, rank: int) -> int:
 class MicrobatchShare:
     """A rank's share of a microbatch.
 
-    ep      ranks that own experts: a rank has its own experts, with an unchanged number of rows, because each owner
-            gets
-            the tokens of all
-    slices  slices of the tokens, one for the routed experts of a rank, if tensor parallelism divides the residual
-            stream by
-            tokens; shared experts, whose matrices it divides, take all tokens
-    cp      pieces of a sequence: queries are of one piece, keys of all if a kernel has a value for every pair
+    ep      number of ranks that divide the experts; the number of rows that a rank's experts read does not change,
+            because they get the tokens of all these ranks
+    slices  number of slices of the tokens, if tensor parallelism divides the residual stream by tokens: a rank's
+            routed experts read one slice; shared experts, whose matrices are divided, read all tokens
+    cp      number of pieces of a sequence: a rank has the queries of one piece, and the keys of all pieces if the
+            kernel stores a value for every pair of a query and a key
     """
 
     ep: int = 1
@@ -199,7 +198,7 @@ class AmongPieces(Kernel):
     """A kernel with the memory use of a rank that has the queries of one of `pieces` of a sequence. If the kernel
     stores a value for every pair of a query and a key, keys and values of all pieces are gathered, (b, p t, g, h);
     otherwise they go round the ranks, a piece at a time (Liu et al. 2023, 2310.01889). All pieces are copies of one
-    piece, so the result is of no use."""
+    piece, so the result has the correct size and no meaning."""
 
     name = "among_pieces"
 
@@ -213,7 +212,8 @@ class AmongPieces(Kernel):
 
 
 def _sliced(experts: Any, slices: int) -> None:
-    """Makes routed experts work on one slice of the tokens; shared experts, with their gate, keep all tokens."""
+    """Makes routed experts read one of `slices` slices of the tokens; shared experts, with their gate, read all
+    tokens."""
     within, shared = experts.forward, getattr(experts, "shared", None)
 
     def forward(x: Tensor, pass_: Pass) -> Tensor:
@@ -252,11 +252,11 @@ def trace(
     pieces: MicrobatchShare = MicrobatchShare(),
 ) -> Traced:
     """Returns the traced memory of a step of `batch` sequences with weights in `dtype` and matmuls in `products` (by
-    autocast if they differ); with a `rank`, only adapters are trained; `pieces` is the rank's share.
+    autocast if they differ); with a `rank`, only adapters are trained; `pieces` is the rank's share of the microbatch.
 
     A recurrence over tokens is traced at three short lengths and extrapolated by a parabola."""
     counted = Counter(config.layers())
-    # the first of a kind computes what the others share
+    # two blocks of each kind, because the first one computes tensors that later ones share
     short = [block for block, n in counted.items() for _ in range(min(n, 2))]
     few = config.replace(stack=(Stage(blocks=tuple(short)),))
     found = _of_length(few, batch, context, dtype, products, recompute, rank, pieces)
@@ -336,7 +336,7 @@ def _trace(
             ahead.append(living.mark())
             loss.backward()
             back.append(living.mark())
-    back.reverse()  # now both are in the order of the parts
+    back.reverse()  # now `back` is in the order of the forward pass, as `ahead` is
     before = [0, *(now for now, _ in ahead)]
     began = [*(now for now, _ in back[1:]), ahead[-1][0]]
     moments = [

@@ -63,8 +63,8 @@ class TrainingPlan(PrintedPlan):
         return None if self.time is None or self.tokens is None or not self.fits else self.time.run(self.tokens)
 
     def placed(self, on: Cluster | None, tokens: float | None = None) -> TrainingPlan:
-        """Returns the same plan on these machines. Raises RequestError if the layout has more or fewer ranks than
-        accelerators."""
+        """Returns a copy of this plan for these machines and this number of training tokens. Raises RequestError if the
+        layout has more or fewer ranks than accelerators."""
         ranks = self.layout.ranks
         if on is not None and on.exact and on.count != ranks:
             raise RequestError(
@@ -87,8 +87,8 @@ class TrainingPlan(PrintedPlan):
         """Bytes of the fullest rank at its fullest moment, by purpose; `total`, their sum; `margin`, extra that the
         allocator reserves; `reserved`, both; `outside`, memory of the driver and of links; `needed`, all of it.
 
-        Beyond the peak an allocator keeps fragments, a share of it, and, if ranks share the gradients, space for
-        gradients that do not exist at the peak: their freed blocks are too small for what does."""
+        `margin` is for fragments, a share of the peak, and with sharded gradients also for gradients of the optimizer's
+        step that do not exist at the peak, because the blocks that other tensors free are too small for gradients."""
         peak, pieces = self.peak, self.layout.zero >= 2 and self.layout.sharing > 1
         waiting = self.moments["step"].gradients - peak.gradients if pieces else 0
         margin = round(MARGIN * peak.total) + max(0, waiting)
@@ -151,7 +151,7 @@ class TrainingPlan(PrintedPlan):
         }  # fmt: skip
 
     def fits_with(self, layout: Layout) -> bool:
-        """Returns True if the same step fits the plan's machines in another layout."""
+        """Returns True if this training step fits the plan's machines with `layout` in place of the plan's layout."""
         assert self.on is not None
         optimizer = Recipe.of(tokens=1, optimizer=self.optimizer).optimizer
         other = plan_training(
@@ -274,7 +274,7 @@ MEMORY = {
     "margin": "allocator's margin", "reserved": "with the margin", "outside": "driver and NCCL",
     "needed": "needed in all",
 }  # fmt: skip
-"""Labels of the entries of `TrainingPlan.memory` that do not explain themselves."""
+"""Labels of the entries of `TrainingPlan.memory` whose names do not explain them."""
 HFU = "HFU, with recomputation"
 STEP: dict[str, Callable[[StepTime], str]] = {
     "time of a step": lambda one: _likely(one),
@@ -298,13 +298,13 @@ RUN: dict[str, Callable[[RunTime], str]] = {
 
 
 def _likely(step: StepTime) -> str:
-    """Formats the seconds with their interval, or only the interval if this machine was not measured."""
+    """Formats the seconds of a step with their interval, or only the interval if the machine was not measured."""
     between = span(step.low, step.high, seconds)
     return f"{seconds(step.seconds)}, {between}" if step.measured else between
 
 
 def _share(step: StepTime, of_peak: float) -> str:
-    """Formats a share of the peak, or its interval if this machine was not measured."""
+    """Formats `of_peak`, a share of the peak FLOP/s, or the interval of that share if the machine was not measured."""
     if step.measured:
         return f"{of_peak:.1%}"
     return span(of_peak * step.seconds / step.high, of_peak * step.seconds / step.low, "{:.1%}".format)

@@ -42,7 +42,7 @@ TAKES = {
 
 
 class Options(TypedDict, total=False):
-    """Options of `plan` without the modes; `TAKES` lists those of each mode."""
+    """Options of `plan`, without the modes (generate, train, find, here); `TAKES` lists the options of each mode."""
 
     context: int | str | None
     batch: int
