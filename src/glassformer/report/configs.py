@@ -38,8 +38,8 @@ def _card(arm: Arm, model: ModelSketch) -> Markup:
 
 
 def _table(arms: Sequence[Arm]) -> Markup:
-    """Returns the table of the arms' differences in config and recipe, in the order of the axes; a sentence if
-    equal."""
+    """Returns the table of the arms' differences in config and recipe, in the order of the axes (embedding, position,
+    mixer, ...); a sentence if all arms are equal."""
     trees = [arm.config for arm in arms]
     if all(arm.recipe for arm in arms):
         trees = [{**arm.config, RECIPE: arm.recipe} for arm in arms]
@@ -65,8 +65,9 @@ def _stages(tree: dict) -> list[list]:
 
 
 def _row(one: Difference, alone: bool) -> Markup:
-    """Returns the row of one part or field: its description, its path, and each arm's value; unusual values are
-    tinted. `alone` is True if all models have a single block, whose number the description omits."""
+    """Returns the row of one part or field: its description, its path, and each arm's value; values other than that of
+    most arms are tinted. `alone` is True if all models have a single block; the description then omits the block's
+    number."""
     usual = one.usual
     cells = [
         tag("td", _value(value), class_=None if usual is None else "usual" if value == usual else "changed")

@@ -117,7 +117,7 @@ def extremes(curve: Points, kind: Kind, count: int = 90) -> Points:
 
 @dataclass(frozen=True)
 class CurveSpike:
-    """A point of a curve that is `height` nats above the points before and after it."""
+    """A point (x, level) of a curve, `height` nats above the medians of the points before and after the point."""
 
     x: float
     level: float
@@ -125,8 +125,8 @@ class CurveSpike:
 
 
 def spikes(curve: Points) -> list[CurveSpike]:
-    """Returns each point of a spike: one more than six times the noise of the curve, and more than SPIKE nats, above
-    the medians before and after it."""
+    """Returns the points of a curve that exceed the medians of the points before and after by more than SPIKE nats and
+    by more than six times the noise of the curve."""
     levels = [y for _, y in curve]
     reach = max(5, len(curve) // 20)
     steps = [b - a for a, b in itertools.pairwise(levels)]
@@ -157,8 +157,8 @@ def top(curves: Sequence[Points], low: float | None = None) -> float | None:
 
 @dataclass(frozen=True)
 class Shared:
-    """Simultaneous spike of most arms of a seed, after `x` tokens: `who` of the `reached` arms that were trained that
-    far have it, with a height of up to `height` nats."""
+    """Spike that most arms of a seed have at `x` tokens. `reached`: number of arms that were trained up to x; `who`:
+    number of these that have the spike; `height`: largest height, in nats."""
 
     x: float
     seed: int
@@ -168,7 +168,7 @@ class Shared:
 
 
 def shared_spikes(arms: Sequence[Arm]) -> list[Shared]:
-    """Returns the spikes that most arms of a seed have on the same batches."""
+    """Returns the spikes that most arms of a seed have at about equal x, that is, on the same batches."""
     found = []
     for seed in dict.fromkeys(run.seed for arm in arms for run in arm.runs):
         runs = [run for arm in arms for run in arm.runs if run.seed == seed and len(training_curve(run)) > 1]
@@ -186,7 +186,7 @@ def shared_spikes(arms: Sequence[Arm]) -> list[Shared]:
 
 
 def _neighbours(places: Sequence[tuple[float, int, float]], width: float) -> list[list[tuple[float, int, float]]]:
-    """Returns places (x, index of the curve, height) in groups, with gaps of at most `width` between successive x."""
+    """Groups places (x, index of the curve, height): within a group, successive x differ by at most `width`."""
     groups: list[list[tuple[float, int, float]]] = []
     for one in sorted(places):
         if groups and one[0] - groups[-1][-1][0] <= width:
@@ -430,7 +430,8 @@ def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Abs
 
 
 def _cannot(reach: ContextLoss) -> bool:
-    """Returns True if the arm is unable to read this context, as opposed to not measured."""
+    """Returns True if the loss is missing because the arm is unable to read this context, False if it was not
+    measured."""
     return reach.loss is None and reach.reason.lower().startswith("cannot")
 
 
@@ -472,7 +473,8 @@ def _lost(reach: ContextLoss | None) -> bool:
 
 
 def _refusal(reach: ContextLoss | None, arm: Arm) -> Markup:
-    """Returns the reason for a missing loss, without the requested length, which the column has."""
+    """Returns the cell of a missing loss, with the reason. The reason omits the context, which the heading of the
+    column gives."""
     if reach is None:
         return none("not measured" if arm.finished else arm.trouble)
     if not _cannot(reach):

@@ -145,8 +145,8 @@ def _chart(one: Statistic, arms: Sequence[Arm], seen: dict[int, list[RecordedDyn
 
 
 def _series(one: Statistic, arm: Arm, seen: Sequence[RecordedDynamics]) -> Series:
-    """Returns one arm as a series: its seeds as thin lines, the mean of the counted ones thick, and for a single seed a
-    marker at every event."""
+    """Returns one arm as a series: its seeds as thin lines, the mean over seeds whose results count as a thick line,
+    and for a single seed a marker at every event."""
     curves = {id(w.run): _curve(one.name, w) for w in seen}
     mean = mean_curve([curve for run in arm.counted if (curve := curves.get(id(run)))], "linear")
     thin = [extremes(curve, "linear") for curve in curves.values() if curve] if len(curves) > 1 else []
@@ -158,7 +158,8 @@ def _series(one: Statistic, arm: Arm, seen: Sequence[RecordedDynamics]) -> Serie
 
 
 def _curve(name: str, seen: RecordedDynamics) -> Points:
-    """Returns a statistic's recorded curve against steps; the loss, recorded against tokens, is converted."""
+    """Returns a statistic's recorded curve against steps; for the loss, which is recorded against tokens, x is
+    converted to steps."""
     if name != "loss":
         return seen.curves.get(name, [])
     train = seen.run.train
@@ -194,30 +195,33 @@ def _map_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], en
 def _mapped(
     arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]
 ) -> tuple[list[tuple[Arm, RecordedDynamics]], list[Statistic]]:
-    """Returns the arms with the run that is drawn of each, and the statistics of layers that any of these has."""
+    """Returns (arm, dynamics) of the run that is drawn for each arm, and the statistics by layer that at least one of
+    these runs has."""
     drawn = [(arm, w) for arm in arms if (w := _drawn(seen[arm.index])).rows]
     return drawn, [one for one in MAPS if any(w.layers.get(one.name) for _, w in drawn)]
 
 
 def _merging(drawn: Sequence[tuple[Arm, RecordedDynamics]], maps: int) -> int:
-    """Returns the number of windows in a column, so that all maps together have at most `CELLS` cells."""
+    """Returns the number of adjacent windows that a column of a map merges, so that `maps` maps for each arm have at
+    most `CELLS` cells together."""
     fitting = max(1, CELLS // (maps * sum(w.rows for _, w in drawn)))
     return math.ceil(max(len(w.steps) for _, w in drawn) / fitting)
 
 
 @dataclass(frozen=True)
 class LiveDynamics:
-    """Pieces of the section for a page that asks for one statistic at a time, also while runs are trained."""
+    """Parts of the section on dynamics, for a page that asks for one statistic at a time, also while runs are
+    trained."""
 
     statistics: dict[str, str]
-    """Recorded statistics of layers by name, each with its words on a button."""
+    """Name -> label on a button, for each recorded statistic of layers."""
     statistic: str
-    """The one that is drawn by layer; empty without any."""
+    """Name of the statistic in `layers`; empty if no statistic of layers was recorded."""
     curves: Markup | None
     layers: Markup | None
-    """Maps of the statistic, layer by step."""
+    """Maps of `statistic`, layer by step; None if no statistic of layers was recorded."""
     words: Markup | None
-    """Findings."""
+    """Findings on the arms, in sentences."""
 
 
 def live_dynamics(arms: Sequence[Arm], statistic: str = "") -> LiveDynamics:
@@ -241,7 +245,7 @@ def _drawn(seen: Sequence[RecordedDynamics]) -> RecordedDynamics:
 
 
 def _mark_words(drawn: Sequence[tuple[Arm, RecordedDynamics]]) -> str:
-    """Returns the meaning of the marks above the maps, for those that occur."""
+    """Returns the meaning of the marks above the maps, for the kinds of event that occur; empty without events."""
     kinds = {_kind(event) for _, w in drawn for event in w.events}
     known = [f"{event.sign} {event.one}" for kind, event in EVENTS.items() if kind in kinds]
     return f" Above them: {', '.join(known)}." if known else ""
@@ -266,8 +270,8 @@ def _panel(one: Statistic, drawn: Sequence[tuple[Arm, RecordedDynamics]], end: f
 
 
 def _which(arm: Arm, seen: RecordedDynamics) -> Markup | None:
-    """Returns a note on the run drawn for an arm: its seed if the arm has several, its status if not ok; None
-    without."""
+    """Returns a note on the run drawn for an arm: its seed if the arm has several, its status if not ok; None if both
+    are omitted."""
     seed = f"seed {seen.run.seed}" if len(arm.runs) > 1 else ""
     status = seen.run.status
     words = ", ".join(filter(None, [seed, "" if status == "ok" else status]))
@@ -281,8 +285,8 @@ def _names(seen: RecordedDynamics) -> list[str]:
 
 
 def _columns(one: Statistic, seen: RecordedDynamics, merge: int) -> list[HeatColumn]:
-    """Returns the columns of a map, each of `merge` windows. A value that is measured less often applies to all steps
-    since the previous one."""
+    """Returns the columns of a map, each of `merge` windows. A statistic that is measured less often than every window
+    has one value for all steps since its previous measurement."""
     grid = [_merged(seen.layers[one.name][i : i + merge], one.merge) for i in range(0, len(seen.steps), merge)]
     edges = [0.0, *seen.steps[merge - 1 :: merge]][: len(grid)]
     edges.append(seen.steps[-1])
@@ -310,7 +314,8 @@ def _is_value(value: object) -> bool:
 
 
 def _merged(columns: Sequence[Sequence[Any]], merge: Callable[[Sequence[float]], float]) -> list[Any]:
-    """Merges several columns into one, row by row; a value that is not finite stays in the result."""
+    """Merges several columns of a map into one, row by row, by `merge`; if a row has a value that is not finite, the
+    result is that value."""
     if len(columns) == 1:
         return list(columns[0])
     made: list[Any] = []
@@ -392,7 +397,7 @@ def _event_row(arm: Arm, seen: RecordedDynamics, event: dict[str, Any]) -> Marku
 
 @dataclass(frozen=True)
 class TimedValue:
-    """Value of a statistic with its place: the layer or layers, and the last step of the window."""
+    """Value of a statistic in one cell of a map: the layer or layers, and the last step of the window."""
 
     value: float
     layer: str
@@ -410,8 +415,8 @@ def _cells(name: str, seen: RecordedDynamics) -> Iterator[TimedValue]:
 
 @dataclass(frozen=True)
 class Sign:
-    """Pairs of values of two statistics that are out of bounds in the same layer and window of a run; `passed` is True
-    if the run continued without them."""
+    """Sign of a collapse in one run: two statistics were out of bounds in the same layer and window. `places` has the
+    two values for each such layer and window; `passed` is True if later windows of the run have no such pair."""
 
     places: list[tuple[TimedValue, TimedValue]]
     passed: bool
@@ -419,8 +424,9 @@ class Sign:
 
 def _together(first: tuple[str, Callable[[float], bool]], second: tuple[str, Callable[[float], bool]],
               seen: RecordedDynamics) -> Sign | None:  # fmt: skip
-    """Returns the places at which both statistics, (name, test of a value), are out of bounds, in order of steps; None
-    without any."""
+    """Returns the `Sign` with the layers and windows in which both statistics are out of bounds, in order of steps;
+    None if no place has both. `first`, `second`: (name of a statistic, function that is True for values out of
+    bounds)."""
     cells = list(_cells(first[0], seen))
     others = {(cell.step, cell.layer): cell for cell in _cells(second[0], seen) if second[1](cell.value)}
     both = [
@@ -443,7 +449,7 @@ def _not_watched(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -
 
 
 def _collapses(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
-    """Returns sentences on a collapse of entropy or of rank that two statistics agree on."""
+    """Returns sentences on a collapse of attention entropy or of rank, each if two statistics show it in one place."""
     told = []
     for arm in arms:
         peaked = (
@@ -468,13 +474,14 @@ def _collapses(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> 
 
 
 def _values(signs: Sequence[Sign]) -> tuple[list[float], list[float]]:
-    """Returns the values of the first and of the second statistic at the places of agreement."""
+    """Returns (values of the first statistic, values of the second one) at all places of the signs."""
     both = [place for sign in signs for place in sign.places]
     return [first.value for first, _ in both], [second.value for _, second in both]
 
 
 def _since(signs: Sequence[Sign], arm: Arm) -> str:
-    """Returns a clause on a collapse: the number of seeds, the first place, and a word if it did not last."""
+    """Returns a clause on a collapse in one arm: the number of seeds that show it, the first layer and step, and a word
+    if the collapse did not last."""
     first = min((sign.places[0][0] for sign in signs), key=lambda cell: cell.step)
     seeds = f" in {len(signs)} of {len(arm.runs)} seeds" if len(arm.runs) > 1 else ""
     passed = ", but not to the end" if all(sign.passed for sign in signs) else ""
@@ -488,7 +495,8 @@ def _most_rank(arm: Arm) -> float:
 
 
 def _calm(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
-    """Returns a sentence with the extreme values of the statistics, for runs without a sign of collapse; [] without."""
+    """Returns one sentence that no run shows a collapse, with the extreme values of three statistics of collapse; [] if
+    none of the three was recorded."""
     ends = []
     for name, words, pick, decimals in (
         ("max_attention_logit", "the largest attention logit", max, None),

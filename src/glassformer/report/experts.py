@@ -12,7 +12,7 @@ from .html import arm_label, caption, scroll
 
 RANKS = (2, 4, 8)
 """Numbers of ranks for the maps of shared experts, if they divide the number of experts"""
-EXPERTS = 1  # key of the panel with every expert separately
+EXPERTS = 1  # `key` of the maps with a column for each expert
 
 Drawn = tuple[Arm, RecordedDynamics]
 

@@ -24,7 +24,7 @@ def cost_section(arms: Sequence[Arm]) -> Markup | Absent:
     """Returns the section with a chart of training speed against quality; Absent with fewer than `DRAWN_FROM` arms, or
     if their speeds do not compare."""
     quality, named = BITS_PER_BYTE, "bits per byte"
-    if not any(arm.stat(quality) for arm in arms):  # the tokenizer loses part of the text
+    if not any(arm.stat(quality) for arm in arms):  # because the tokenizer loses part of the text
         quality, named = LOSS, "nats per token"
     if why := unlike([run for arm in arms for run in arm.counted]):
         return Absent(_COST, f"{why}, so their speeds do not compare.")

@@ -150,7 +150,8 @@ def _missing(results: Results, arms: Sequence[Arm]) -> list[tuple[str, str]]:
 
 
 def _pending(results: Results, arms: Sequence[Arm]) -> str:
-    """Returns the reason why verdicts are missing, runs to come or a pilot; else ""."""
+    """Returns the reason why verdicts are missing: runs are still to come, or the comparison is a pilot; "" for
+    neither."""
     if _missing(results, arms):
         return "given once all runs have ended: seen after each, they would invite a stop at a lucky moment."
     if results.power is not None:
@@ -177,7 +178,8 @@ def _progress_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
 
 
 def _seed_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
-    """Returns a notice that one seed does not measure chance, if an arm has one and waits for no other; else None."""
+    """Returns a notice that one seed does not measure chance, if some arm has one seed and no further seed is to come;
+    else None."""
     alone = [arm for arm in arms if len(arm.runs) < 2]
     if not alone:
         return None
@@ -213,7 +215,8 @@ def _terms(results: Results, arms: Sequence[Arm]) -> Markup:
 
 
 def _matched(results: Results) -> tuple[str, str]:
-    """Returns (label, text) on the quantity that arms have equal; if whole steps made it unequal, on its range."""
+    """Returns (label, text) of the quantity that is equal for all arms, such as tokens; if rounding to whole steps made
+    it unequal, with its range over arms."""
     budget = results.budget
     match, amounts = budget.match, {"tokens": budget.tokens, "flops": budget.flops, "minutes": budget.minutes}
     amount = amounts.get(match or "")

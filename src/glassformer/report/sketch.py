@@ -98,7 +98,7 @@ def marked(models: Sequence[ModelSketch]) -> list[ModelSketch]:
 
 
 def _places(model: ModelSketch) -> dict[Place, object]:
-    """Returns the part at each place of a drawing; an encoder's places start with "encoder"."""
+    """Returns place -> content for each box of a drawing; an encoder's places start with "encoder"."""
     inner = {("encoder", *place): value for place, value in _places(model.encoder).items()} if model.encoder else {}
     found: dict[Place, object] = {
         ("embedding",): model.embedding, ("position",): model.position, ("embedding_norm",): model.embedding_norm,
@@ -114,7 +114,7 @@ def _places(model: ModelSketch) -> dict[Place, object]:
 
 
 def _whole(box: Box | None) -> object:
-    """Returns the full content of a box, since a narrow one shows less of the same part."""
+    """Returns the full content of a box for comparison, because a box in a narrow drawing shows only a part of it."""
     return box and (box.name, box.whole)
 
 
@@ -145,7 +145,8 @@ def _kind(part: object) -> str:
 
 
 def _stage(stage: dict) -> StageSketch:
-    """Returns the drawing of a stage, in which equal adjacent blocks are one."""
+    """Returns the drawing of one stage of a config's layer stack (`blocks`, and `repeat`, how often they are repeated).
+    Adjacent equal blocks are drawn as one with their number."""
     blocks: list[tuple[str, dict, int]] = []
     for raw in map(mapping, sequence(stage.get("blocks"))):
         key = json.dumps(raw, sort_keys=True, default=str)
@@ -177,13 +178,14 @@ def _block(block: dict, times: int) -> BlockSketch:
 
 
 def _added(position: object) -> str:
-    """Returns the position that is added to the embedding, as text; empty without one."""
+    """Returns the text for the position encoding that is added to the embedding; empty without one."""
     kind = _kind(position)
     return f"{kind} position" if kind else ""
 
 
 def _acting(position: object, narrow: bool) -> str:
-    """Returns a position inside a mixer, with the tensor that it changes."""
+    """Returns the text for the position encoding inside a mixer, and unless `narrow` the tensor that the encoding
+    changes: `rope → q, k`."""
     kind = _kind(position)
     if not kind or narrow:
         return kind
@@ -192,7 +194,8 @@ def _acting(position: object, narrow: bool) -> str:
 
 
 def _sizes(part: dict, keys: tuple[str, ...], forms: tuple[str, ...]) -> str:
-    """Returns counts as text, `4.1k tokens, width 384`, for the keys that hold one."""
+    """Returns sizes as text, `4.1k tokens, width 384`: each number under `keys` of a part's config, in the form at the
+    same index of `forms`; keys without a number are omitted."""
     found = [(form, finite(part.get(key))) for key, form in zip(keys, forms, strict=True)]
     return ", ".join(form.format(count(value)) for form, value in found if value is not None)
 

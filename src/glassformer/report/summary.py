@@ -35,7 +35,8 @@ _PLAIN = ((1.0, ""),)
 
 @dataclass(frozen=True)
 class Column:
-    """A quantity with its title and units; `counted` selects the page's format of counts."""
+    """A column of the table: a quantity with its title and units; `counted` is True for numbers in the format of
+    counts, `38.0k`."""
 
     quantity: Quantity
     title: str
@@ -94,8 +95,8 @@ class _Cells:
         return _head(self.column.title, unit, ascending=self.column.quantity is LOSS)
 
     def words(self, value: float, beside: float | None = None) -> str:
-        """Formats a value in the column's unit; with a second value, a mean, it is a spread and is formatted as the
-        mean."""
+        """Formats a value in the column's unit. With a second argument, a mean, the value is the spread of that mean,
+        and is formatted with the suffix and decimals of the mean."""
         if self.column.counted:
             return _counted(value, value if beside is None else beside)
         scaled = value / self.scale

@@ -30,7 +30,7 @@ from .html import Absent, arm_name, caption, cell, figure, framed, scroll, secti
 _TITLE = "Learning rates"
 _TUNED = re.compile(r" --tune( |$)|gf\.tune\(")
 STEEP = 1.25
-"""Multiple of the lowest loss above which the chart cuts losses off"""
+"""Multiple of the lowest loss at which the chart ends; higher losses are cut off"""
 
 
 def tuning_section(results: Results, arms: Sequence[Arm], command: str) -> Markup | Absent:
@@ -89,7 +89,7 @@ def _changed(one: Verdict, other: Verdict | None) -> bool:
 
 
 def _flipped(one: Verdict, other: Verdict | None) -> bool:
-    """Returns True if both verdicts name a winner, and not the same one."""
+    """Returns True if both verdicts name a winner and the two winners differ."""
     return other is not None and None not in (one.winner, other.winner) and one.winner != other.winner
 
 
@@ -134,7 +134,7 @@ def _series(index: int, arm: TunedArm) -> Series:
 
 
 def _all(losses: Sequence[float | None]) -> list[float]:
-    """Returns the losses of all seeds at a rate; [] if one is missing."""
+    """Returns the losses of all seeds at a learning rate; [] if one seed's loss is missing."""
     known = [loss for loss in losses if loss is not None]
     return known if len(known) == len(losses) else []
 

@@ -29,7 +29,7 @@ def verdict_section(
 
 
 def _reading(verdicts: Sequence[Verdict]) -> str:
-    """Returns the text on how to read the table, for the columns that it has."""
+    """Returns the text that explains the columns of the table of verdicts."""
     words = (
         "Each bar is the interval of a difference between two arms over the seeds of both. It points towards the "
         "arm with the lower loss. If the whole bar is on one side of zero, the pair is decided and its dot filled."
