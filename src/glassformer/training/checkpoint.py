@@ -158,7 +158,7 @@ def _commit(run: Path, temporary: Path, final: Path, snapshot: Snapshot, hashes:
             hashes[WATCH] = _hash(temporary / WATCH)
         whole = {"schema": SCHEMAS["checkpoint"], "step": snapshot.step, **snapshot.state, "sha256": hashes}
         (temporary / "state.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
-        shutil.rmtree(final, ignore_errors=True)  # left by a crash before it was named
+        shutil.rmtree(final, ignore_errors=True)  # left by a crash before `latest` named it
         put(temporary, final)
         replace_text(run / "latest", final.name + "\n")
     for old in sorted(final.parent.glob("step_*"))[:-KEEP]:
@@ -366,7 +366,7 @@ def _stored(checkpoint: Path, kind: str) -> Iterator[StoredPieces]:
 
 @contextmanager
 def way_on(checkpoint: Path) -> Iterator[None]:
-    """Adds a remedy to the message of a RequestError that is raised inside."""
+    """Context manager that adds the checkpoint to continue from to the message of a RequestError raised inside."""
     try:
         yield
     except RequestError as error:
@@ -375,8 +375,8 @@ def way_on(checkpoint: Path) -> Iterator[None]:
 
 
 def _way_on(run: Path, damaged: str) -> str:
-    """Returns the remedy: the newest other complete checkpoint. Reads and hashes files, so it is called only for
-    damage."""
+    """Returns the end of a message on a damaged checkpoint: how to continue from the newest undamaged one, or that none
+    exists. Slow, because it reads and hashes the files of checkpoints."""
     for other in sorted((run / "checkpoints").glob("step_*"), reverse=True):
         if other.name != damaged and is_whole(other):
             return f"; {other.name} is whole: to continue from it, write {other.name} into {run / 'latest'}"

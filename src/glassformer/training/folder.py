@@ -30,7 +30,7 @@ HELD = (
     SOURCES, COMMAND,
     "model*.safetensors", "checkpoints", "latest", "report.html", "answers.json",
 )  # fmt: skip
-"""Patterns of files that a run would replace, or that would no longer belong together."""
+"""Patterns of files of an earlier run, which a new run would replace, or mix with its own files."""
 FREE = {"device", "threads", "compile", "checkpoint_seconds", "async_save", "watch"}
 """Fields of the recipe that may change when a run is resumed."""
 
@@ -120,8 +120,8 @@ def as_it_began(recipe: Recipe, found: Path | None) -> Recipe:
 
 
 def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained: Pretrained | None = None) -> None:
-    """Raises RequestError if model, recipe, source of a part or initial weights differ from those the run started
-    with."""
+    """Raises RequestError if the model, the recipe, the source code of a part from outside the package, or the initial
+    weights differ from those that the run started with."""
     check_origin(folder, pretrained)
     check_sources(_hashes(folder), f"the start of the run in {folder}")
     if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
@@ -139,8 +139,9 @@ def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Returns {module: SHA-256} of the parts of a run, without those of a script, which may change elsewhere. Raises
-    RequestError for a damaged file."""
+    """Returns {module: SHA-256 of its source} for the modules from outside the package whose parts (mixers, norms, ...)
+    the run's model uses. Leaves out `__main__`, because a script may change in lines other than those of its parts.
+    Raises RequestError if the file with the sources is damaged."""
     held = read_tree(folder / SOURCES) if (folder / SOURCES).is_file() else {}
     try:
         return {name: str(source["sha256"]) for name, source in held.items() if name != "__main__"}

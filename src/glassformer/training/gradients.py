@@ -25,7 +25,7 @@ Order = Literal["sequence", "tree"]
 
 
 class StepState(Protocol):
-    """Interface of a training run at a step, as far as its gradients depend on it."""
+    """Interface of the fields of a training run on which the gradients of a step depend."""
 
     @property
     def model(self) -> Model: ...
@@ -43,7 +43,8 @@ class StepState(Protocol):
 
 
 class Sums:
-    """Way to sum gradients of a batch into `p.grad`, its loss, and the gradient norm."""
+    """Interface of a way to sum the gradients of a batch's microbatches into `p.grad`, with the batch's loss and the
+    norm of the sum."""
 
     order: ClassVar[Order]
 
@@ -71,10 +72,11 @@ class InSequence(Sums):
 
 
 class AsTree(Sums):
-    """Sum as a tree: microbatches are atoms, dropout is a function of (seed, step, atom), and sums are trees
-    (`parallel/sums.py`), so that ranks that share the atoms have the bits of one process.
+    """Sum as a tree: microbatches, called atoms, are added pairwise (`parallel/sums.py`), and dropout is a function of
+    (seed, step, atom), so that ranks that share the atoms have bit for bit the result of one process.
 
-    Every second atom is added by autograd to the one before. At most log2(atoms) gradients are kept."""
+    Autograd adds the gradient of every second atom to that of the atom before. At most log2(atoms) partial sums are
+    kept."""
 
     order = "tree"
 
@@ -101,7 +103,8 @@ class AsTree(Sums):
 
 
 class Staged(AsTree):
-    """Sum as a tree if the layers are divided among ranks, through which the atoms flow (`parallel/stages.py`)."""
+    """Sum as a tree if ranks are pipeline stages with a part of the layers each, through which atoms (microbatches)
+    flow (`parallel/stages.py`)."""
 
     def backward(self, run: StepState, batch: Batch) -> float:
         from glassformer.parallel.stages import Stages

@@ -84,8 +84,8 @@ def run_request(
 ) -> Run:
     """Trains by a checked request.
 
-    before      evaluate before the first step
-    say         receives a sentence when the run is asked to stop, and one before it is saved then"""
+    before evaluate before the first step say receives a sentence when the run is asked to stop, and another one before
+    the last checkpoint"""
     machine.apply(request.how)
     check_callbacks(callbacks)
     groups = request.groups

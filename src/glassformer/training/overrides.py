@@ -15,13 +15,13 @@ _PATHS = {
     "adam_eps": "optimizer.eps",
 }  # fmt: skip
 _AXES = ("schedule", "optimizer", "objective")
-"""Fields of the recipe whose value is a choice with fields."""
+"""Fields of the recipe whose value is a config with fields, such as optimizer.betas."""
 
 
 def with_recipe(recipe: Recipe, overrides: Mapping[str, str]) -> Recipe:
-    """Returns the recipe with these fields changed. `warmup` sets the schedule's, `betas` and `adam_eps` the
-    optimizer's; another schedule or optimizer comes with its defaults. Raises RequestError for an unknown field, and
-    for another optimizer if the recipe sets fields of the present one."""
+    """Returns the recipe with these fields changed. `warmup` sets the field of the schedule, `betas` and `adam_eps`
+    fields of the optimizer; another schedule or optimizer has its default fields. Raises RequestError for an unknown
+    field, and for another optimizer if the recipe sets fields of the present optimizer."""
     paths = {field: _PATHS.get(field, field) for field in overrides}
     if kind := next((overrides[field] for field in overrides if paths[field] == "optimizer"), None):
         _refuse_losing(recipe.optimizer, kind)
@@ -36,7 +36,8 @@ def with_recipe(recipe: Recipe, overrides: Mapping[str, str]) -> Recipe:
 
 
 def _refuse_losing(given: PartConfig, kind: str) -> None:
-    """Raises RequestError if another optimizer would silently drop fields that were set for this one."""
+    """Raises RequestError if a change to the optimizer `kind` would silently drop fields that were set for `given`, the
+    present optimizer."""
     own = [field for field, value in given if kind != given.kind and value != type(given).model_fields[field].default]
     if own:
         names = " and ".join(own)

@@ -1,7 +1,7 @@
 """Seconds of a training step and of a decoding step on this machine, measured: the one stop-watch for both.
 
-A model is built and warmed up as a run is, then some steps are timed, each with the whole of what a run does in one.
-Models take turns, step by step, so that whatever else the machine does slows all of them alike; the median counts.
+A model is built and warmed up as in a run, then some steps are timed, each with all work that a run does in a step.
+Models take turns, step by step, so that other work of the machine slows all models alike; the median counts.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ from glassformer.units import plural
 STEPS = 10
 """Timed steps of each model, unless the limit of seconds ends them before."""
 FIRST = 2
-"""Steps before those that are timed: the first ones allocate the optimizer's state."""
+"""Steps before the timed ones, because the first steps allocate the optimizer's state."""
 STARTED = 2.0
 """Seconds of a run that do not depend on its size: starting its process, weights, files."""
 FORWARD = 1 / 3
-"""Share of a training step that its forward pass takes, and so an evaluation."""
+"""Time of an evaluation per token, as a share of the time of a training step per token: that of the forward pass."""
 PASSES = EVALUATIONS + 4 + 4
-"""Multiples of `evaluation_tokens` that a compared run evaluates: while it trains, at its end, and at four contexts."""
+"""Tokens that a run of a comparison evaluates, in multiples of `evaluation_tokens`: during training, at the end, and at
+four contexts."""
 EVALUATED = 0.1
 """Largest share of a budget of minutes that evaluations take beyond it, and of the training of a compared run that
 those in its course take."""
 ENOUGH = 200
-"""Steps that a run has if its batch can be made small enough for them."""
+"""Number of steps that a run with a budget of minutes should have: its batch is made smaller until it has them, or
+`SMALLEST` sequences."""
 SMALLEST = 4
-"""Sequences of the smallest batch that a run is given unasked, and of a timed one."""
+"""Smallest batch, in sequences, that is chosen for a run without a given batch_size; also the batch of the timed
+steps."""
 DECIDED = ("batch_size", "evaluation_tokens")
-"""Fields of a recipe that a budget of minutes decides if they are not asked for."""
+"""Fields of a recipe that are chosen to fit a budget of minutes, if the user does not give them."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,8 @@ class StepPace:
 
 
 def evaluated(recipe: Recipe, text: Tokens) -> int:
-    """Returns the tokens on which a run is evaluated: about eight times while it trains, and at its end on four times
-    the number, if the held-out text has them."""
+    """Returns the number of tokens that all evaluations of a run read: about eight evaluations during training, each on
+    `evaluation_tokens`, and one at the end on four times that number, each at most the held-out text."""
     held = len(text.validation)
     return EVALUATIONS * min(recipe.evaluation_tokens, held) + min(4 * recipe.evaluation_tokens, held)
 
@@ -200,7 +203,7 @@ def decoding_pace(
 ) -> StepPace:  # fmt: skip
     """Times decoding steps in float32: one token for each of `batch` sequences, at the end of `context` tokens.
 
-    `found` gets the pace as `name`, step by step, as in `paces`."""
+    `found[name]` is updated after every timed step, so that the caller has the pace so far if the work ends early."""
     began = time.perf_counter()
     model = config.build(seed=0).to(device).eval()
     token = torch.zeros(batch, 1, dtype=torch.int64, device=device)
@@ -225,7 +228,8 @@ def decoding_pace(
 
 
 def _add(found: dict[str, StepPace], name: str, seconds: float, tokens: float) -> None:
-    """Adds a timed step to the pace of a name."""
+    """Adds a step of `seconds` and `tokens` to `found[name]`, the pace of the model `name`; creates the pace if
+    missing."""
     before = found[name].steps if name in found else ()
     found[name] = StepPace((*before, seconds), tokens)
 
@@ -233,8 +237,9 @@ def _add(found: dict[str, StepPace], name: str, seconds: float, tokens: float) -
 def _in_turn(
     runs: Mapping[str, Callable[[], Any]], steps: int, due: float | None
 ) -> Iterator[tuple[str, float]]:  # fmt: skip
-    """Yields name and seconds of each call, after `FIRST` calls that do not count. Past `due` one call of each does not
-    count, since a first call can take twenty times the seconds of others, and one does."""
+    """Calls the functions in turn, `FIRST` times untimed and then `steps` times, and yields (name, seconds) of each
+    timed call. After the time `due` only enough turns follow that each function has one untimed call, because a first
+    call can take twenty times as long as others, and one timed call."""
     counted = False
     for turn in range(FIRST + steps):
         late = due is not None and time.perf_counter() > due

@@ -68,7 +68,7 @@ def why(run: str | Path | Run) -> Diagnosis:
 
 
 def run_folder(path: Path) -> Path:
-    """Returns the run folder that is meant: the path itself, or `run` in the folder of an arm."""
+    """Returns the run folder: the path itself, or its folder `run` if the path is the folder of an arm."""
     for folder in (path, path / "run"):
         if (folder / METRICS).is_file():
             return folder

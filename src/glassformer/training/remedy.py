@@ -41,8 +41,9 @@ def remedy(folder: Path, tries: Sequence[str]) -> str:
 
 
 def _again(words: list[str], at: int, end: int, tries: Sequence[str]) -> str:
-    """Returns the words with the changed model of `words[at]` before `words[end]`, or in its place if they are equal;
-    empty without a change, and of a text that was piped in."""
+    """Returns the command `words` as text, with the first of `tries` applied to the model expression `words[at]`. The
+    changed expression is inserted before `words[end]`, as one more arm; if end == at it replaces the old one, and the
+    output folder changes too. Returns "" without `tries`, and if the text came from standard input."""
     if not tries or "-" in words or "--data=-" in words:
         return ""
     field = tries[0].removeprefix("+").partition("=")[0]
@@ -59,7 +60,7 @@ def _again(words: list[str], at: int, end: int, tries: Sequence[str]) -> str:
 def _model(words: Sequence[str]) -> int:
     """Returns the index of the model's expression. Raises ValueError if no word is an expression."""
     free = [i for i in range(2, len(words)) if not words[i].startswith("-")]
-    # words after an option last: --out NAME is more frequent than --watch MODEL
+    # words after an option are tried last, because --out NAME is more frequent than --watch MODEL
     for i in sorted(free, key=lambda i: words[i - 1].startswith("-")):
         with suppress(RequestError):
             check_model(words[i])

@@ -13,15 +13,17 @@ from glassformer.training.recipe import Recipe
 MOST_PASSES = 4
 """Passes over a text that teach nearly as much as new text (Muennighoff et al. 2023, 2305.16264)."""
 PIECES, PIECE_BYTES, LEAST_BYTES = 64, 256, 64
-"""Pieces of the held-out text that are looked for, and their size; of a shorter document, all if that is enough."""
+"""Largest number of pieces of held-out text that are searched for in the training text, bytes of a piece, and least
+bytes of a piece that is a whole shorter document."""
 SEARCHED = 1 << 22
-"""Tokens of the training text, from its start, among which they are looked for."""
+"""Number of tokens at the start of the training text that are searched."""
 SHARED = 0.1
-"""Least share of the pieces that makes a note."""
+"""Smallest share of pieces found in the training text that causes a note."""
 
 
 def passes(recipe: Recipe, config: ModelConfig, text: Tokens) -> float | None:
-    """Returns how often a run will read the training text; None for a budget of minutes, and for data that is drawn."""
+    """Returns how often a run will read the training text; None for a budget of minutes, and for tasks, whose rows are
+    drawn without end."""
     if recipe.epochs is not None:
         return recipe.epochs
     steps = recipe.num_steps(config)
@@ -34,14 +36,10 @@ def times_read(tokens: int, recipe: Recipe, text: Tokens) -> float | None:
 
 
 def repeat_notes(found: Mapping[str, float | None], several: bool = False) -> list[str]:
-    """Returns a note if the text is read more than MOST_PASSES times.
+    """Returns [a note] if the training text is read more than MOST_PASSES times, otherwise [].
 
-    Parameters
-    ----------
-    found
-        Passes of each model over the training text; None if they are not known.
-    several
-        Name the models.
+    Parameters ---------- found Passes of each model over the training text; None if they are not known. several True if
+    the note names the models.
     """
     many = {name: times for name, times in found.items() if times is not None and times > MOST_PASSES}
     if not many:
@@ -54,7 +52,7 @@ def repeat_notes(found: Mapping[str, float | None], several: bool = False) -> li
 
 
 def shared_notes(text: Tokens) -> list[str]:
-    """Returns a note if much of the held-out text is training text too."""
+    """Returns [a note] if much of the held-out text also occurs in the training text, otherwise []."""
     share = 0.0 if text.train.task else shared(text)
     if share < SHARED:
         return []
@@ -74,7 +72,7 @@ def shared(text: Tokens) -> float:
 
 def _inside(train: bytes, piece: bytes, width: int) -> bool:
     at = train.find(piece)
-    while at >= 0 and at % width:  # between two tokens
+    while at >= 0 and at % width:  # a match that does not start at the first byte of a token
         at = train.find(piece, at + 1)
     return at >= 0
 

@@ -70,8 +70,8 @@ def prepare_run(
     pretrained: Pretrained | None = None,
     layout: Layout | str | None = None,
 ) -> Request:
-    """Checks a run as far as possible, first what needs no text, and reads the text; `progress` receives reports of
-    that. Parameters are those of `train`. Writes nothing into `out`. Raises RequestError.
+    """Checks a run as far as possible, first without the text, and reads the text; `progress` receives reports of the
+    reading. Parameters are those of `train`. Writes nothing into `out`. Raises RequestError.
 
     A process that torchrun, SLURM or `--processes` has started joins the others."""
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)

@@ -106,8 +106,8 @@ def _check_stages(config: ModelConfig, recipe: Recipe, layout: Layout) -> None:
 
 
 def _check_atoms(recipe: Recipe, layout: Layout) -> None:
-    """Raises RequestError unless the ranks can share the atoms of a batch; warns if their sums are not one binary
-    tree."""
+    """Raises RequestError unless the ranks can divide the microbatches (atoms) of a step equally; warns if their
+    gradients cannot be added in the order of one process, a binary tree."""
     dp, atoms = layout.dp, recipe.atoms
     if recipe.batch_size % dp:
         near = max(dp, recipe.batch_size // dp * dp)

@@ -82,11 +82,11 @@ class Training:
         self.events: list[dict[str, Any]] = []
         """Events of this step: spikes, or a value that is not finite."""
         self.seen: dict[str, Any] | None = None
-        """The latest row of statistics."""
+        """Latest row of the watch's statistics by layer; None before the first."""
         self.error: str | None = None
         """Reason why the run has diverged; None if it has not."""
         self.take = self.back = False
-        """True if this step updates the weights; True if it has returned to a checkpoint."""
+        """`take`: True if this step updates the weights. `back`: True if this step has returned to a checkpoint."""
         self.own: list[Hooks] = []
         """Built-in callbacks; their states are fields of state.json."""
         self.callbacks: list[Hooks] = []
@@ -110,8 +110,8 @@ class Training:
         return min(1.0, self.seconds / (60 * self.recipe.minutes))
 
     def seed_of(self, atom: int) -> int:
-        """Returns the seed of torch's generator for an atom of this step, uncorrelated with that of other steps and
-        atoms (the finaliser of splitmix64)."""
+        """Returns the seed of torch's generator for a microbatch (`atom`: its number) of this step, uncorrelated with
+        the seeds of other steps and microbatches (the finaliser of splitmix64)."""
         z = (self.recipe.seed * 0x9E3779B97F4A7C15 + self.step + 1 + (atom << 40)) % 2**64
         z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
@@ -138,7 +138,8 @@ class Training:
             self.call("noticed", events)
 
     def went_back(self, step: int) -> None:
-        """Ends the step after a callback has restored the checkpoint at `step`, which must call this."""
+        """Ends the present step without an update. A callback that has restored an earlier checkpoint calls it; `step`:
+        the step before the return."""
         self.take, self.back = False, True
         self.optimizer.zero_grad(set_to_none=True)
         self.call("rolled_back", step)

@@ -30,7 +30,8 @@ from glassformer.text.vocabulary import END_OF_TEXT
 
 Decode = Callable[[list[int]], str]
 PROSE, PLACES = 0.8, 64
-"""Minimum share of letters and spaces in prose; number of slices of the text that are tried."""
+"""Minimum share of letters and spaces in a text that counts as prose; number of slices in which `prose` looks for
+one."""
 
 NEXT, OF_HEADS = "next_token", ("classes", "spans")
 """Kind of the usual objective; kinds of objectives for heads with equal names."""
@@ -93,8 +94,8 @@ class ObjectiveConfig(PartConfig, axis="objective"):
     repeats: ClassVar[bool] = True
     """True if its batches pass over the training data again and again; False if they are drawn without end."""
     in_nats: ClassVar[bool] = True
-    """True if the loss is in nats, so that a rise by one is a divergence; otherwise only a loss that is not finite is
-    one."""
+    """True if the loss is in nats, so that a rise by one is a divergence; otherwise only a loss that is not finite
+    counts as divergence."""
     one_length: ClassVar[bool] = True
     """True if all batches have one shape; otherwise each shape would be compiled separately."""
 
@@ -251,8 +252,8 @@ def check_causal(config: ModelConfig, prefix: bool = False) -> None:
 
 
 def prose(ids: np.ndarray, length: int, decode: Decode) -> np.ndarray:
-    """Returns the first `length` of `ids` that are mostly letters, from the start of a word; without any within PLACES
-    times `length`, the first ones."""
+    """Returns the first `length` consecutive `ids` that are mostly letters, from the start of a word. If the first
+    PLACES slices of this length have none, returns the first `length` ids."""
     for start in range(0, min(len(ids) - 2 * length, PLACES * length) + 1, max(1, length)):
         shown = decode(ids[start : start + length].tolist())
         if sum(letter.isalpha() or letter == " " for letter in shown) < PROSE * max(1, len(shown)):
@@ -267,7 +268,8 @@ def prose(ids: np.ndarray, length: int, decode: Decode) -> np.ndarray:
 
 
 def whole_words(ids: np.ndarray, decode: Decode) -> np.ndarray:
-    """Returns the longest start of at least half of `ids` that ends with a whole word; without one, `ids`."""
+    """Returns `ids` cut after the last whole word, but at least half of the ids; if that is impossible, all of
+    `ids`."""
     for n in range(len(ids) - 1, len(ids) // 2, -1):
         text = decode(ids[:n].tolist())
         if decode(ids[: n + 1].tolist())[len(text) :][:1].isspace() and not text[-1:].isspace():

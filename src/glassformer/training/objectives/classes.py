@@ -143,7 +143,8 @@ class LabelledTexts(RecordStream):
 
 
 def padded(rows: Sequence[np.ndarray], end: int, targets: torch.Tensor) -> FedBatch:
-    """Returns texts as a batch; each row is padded with a document 0, which does not count."""
+    """Returns texts as a batch, padded with the token `end`; the padding has the document id 0, which the model
+    ignores."""
     inputs = pad_sequence([torch.from_numpy(row.astype(np.int64)) for row in rows], True, end)
     documents = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], True, 0)
     return FedBatch.of(inputs, targets, documents=documents)

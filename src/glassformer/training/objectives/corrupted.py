@@ -1,4 +1,4 @@
-"""Windows of a text in which each row is changed by a separate key."""
+"""Batches and held-out windows of a text whose rows are corrupted at random, with a separate seed for each row."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from glassformer.text import Batch, Batches, EvaluationBatch, EvaluationWindows,
 from glassformer.text.permutation import keyed
 
 Change = Callable[[Batch, Sequence[int]], Batch]
-"""Function of texts (b, s), with the token after each, and a key for each row; returns the training batch."""
+"""Function from a batch of texts (b, s) and a random seed ("key") for each row to the corrupted batch with its
+targets."""
 
 
 class CorruptedBatches(Batches):
-    """Inputs of `Batches`, changed by a function of only the seed and the number of the sequence."""
+    """Training batches: the inputs of `Batches`, corrupted by `change`. The seed of a row depends only on `seed` and
+    the number of the sequence, not on the number of processes."""
 
     def __init__(self, change: Change, name: str, tokens: np.ndarray, batch: int, context: int, seed: int,
                  rank: int = 0, world: int = 1):  # fmt: skip
@@ -30,8 +32,8 @@ class CorruptedBatches(Batches):
 
 
 class CorruptedWindows(EvaluationWindows):
-    """Inputs of `EvaluationWindows`, changed equally for every model and seed. With `likelihood`, targets have the
-    bytes of the text."""
+    """Held-out windows: the inputs of `EvaluationWindows`, corrupted by `change` equally for every model and seed.
+    `likelihood`: True if targets have the bytes of the text, for bits per byte; otherwise 0 bytes."""
 
     def __init__(self, change: Change, name: str, text: Tokens, context: int, max_tokens: int | None, batch: int,
                  likelihood: bool = False):  # fmt: skip

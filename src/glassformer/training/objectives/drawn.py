@@ -16,7 +16,7 @@ from glassformer.text.tasks import TASKS, Regression, Rows, Task, TokenTask, tas
 Make = Callable[[Rows], Batch]
 
 DRAWN = 1 << 16
-"""Held-out places if no number is given."""
+"""Default number of tokens (or vectors) in all held-out rows."""
 
 
 def symbols_in(text: Tokens) -> TokenTask:

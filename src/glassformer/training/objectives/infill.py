@@ -110,12 +110,12 @@ class Infilling:
         return cls(how, tokenizer.mask_id, tokenizer.eos_id, ends, layout)
 
     def batch(self, texts: Batch, keys: Sequence[int]) -> Batch:
-        """Returns the batch of texts (b, s), each row corrupted by its key."""
+        """Returns the training batch of texts (b, s), each corrupted at random; `keys`: a random seed for each row."""
         rows = [(self.row(row, key), row) for row, key in zip(texts.inputs.numpy(), keys, strict=True)]
         return self.layout.batch(rows, self.end, self.end)
 
     def row(self, tokens: np.ndarray, key: int) -> np.ndarray:
-        """Returns the corrupted source of tokens (s,), at most s tokens."""
+        """Returns the corrupted source of tokens (s,), at most s tokens; `key`: random seed."""
         draw = np.random.default_rng(key)
         if self.how.permute:
             sentences = np.split(tokens, np.flatnonzero(self.ends[tokens[:-1]]) + 1)

@@ -68,8 +68,9 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
             )  # fmt: skip
 
     def among(self, configs: Mapping[str, ModelConfig]) -> Self:
-        """Returns the objective, with `one_sided` if some models are causal and some are not, so that they can be
-        compared."""
+        """Returns the objective for a comparison of models, {name: config}. If some are causal and some bidirectional,
+        `one_sided` is set in it, so that causal models may predict hidden tokens from only the tokens before. Raises
+        RequestError if a model cannot learn the objective."""
         found = self
         if len({config.causal for config in configs.values()}) > 1:
             found = self.replace(one_sided=True)
@@ -125,13 +126,14 @@ class Masking:
         return cls(how, tokenizer.mask_id, tokenizer.vocab_size, np.array(sorted(tokenizer.special_ids), np.int64))
 
     def batch(self, texts: Batch, keys: Sequence[int]) -> Batch:
-        """Hides tokens of texts (b, s), each row by its key."""
+        """Returns the training batch of texts (b, s) with some tokens hidden; `keys`: a random seed for each row."""
         rows = [self.row(row, key) for row, key in zip(texts.inputs.numpy(), keys, strict=True)]
         hidden, targets = (torch.from_numpy(np.stack(side)) for side in zip(*rows, strict=True))
         return Batch(hidden, targets)
 
     def row(self, tokens: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns inputs (s,) and targets (s,) of tokens (s,); targets are -100 except at chosen tokens."""
+        """Returns inputs (s,) and targets (s,) of tokens (s,); targets are -100 except at chosen tokens. `key`: random
+        seed."""
         draw = np.random.default_rng(key)
         free = ~np.isin(tokens, self.special)
         if not free.any():  # only special tokens: one may be chosen, because a mean over no targets is NaN

@@ -75,7 +75,8 @@ class SourceLayout:
 
 
 def refuse_cut(text: Tokens) -> None:
-    """Raises RequestError if the text has so few different documents that each was cut, so that no record is whole."""
+    """Raises RequestError if the text has so few different documents that the held-out text was taken from within
+    documents, because a record that is cut in two is useless."""
     notes = text.train.info.get("notes")
     if isinstance(notes, dict) and str(notes.get("held_out", "")).startswith(CUT):
         raise RequestError(
@@ -86,7 +87,8 @@ def refuse_cut(text: Tokens) -> None:
 
 
 class RecordStream:
-    """Records in a stream of tokens: fields with a tab between, and an end. Raises RequestError for a broken one."""
+    """Records in a stream of tokens (one per document): fields with a tab between, and an end token. Raises
+    RequestError for a document with too many or too few tabs, or an empty field."""
 
     fields: ClassVar[tuple[str, ...]] = ("source", "target")
     """Names of the fields."""
@@ -124,12 +126,12 @@ class RecordStream:
         return len(self.borders)
 
     def field(self, number: int, place: int) -> np.ndarray:
-        """Returns the tokens of one field of a record."""
+        """Returns the tokens of field `place` of record `number`."""
         return self.tokens[self.borders[number, place] + 1 : self.borders[number, place + 1]]
 
     @property
     def sizes(self) -> np.ndarray:
-        """Counted tokens (n, k) of each record."""
+        """Number of tokens in each field of each record, (n, k), with the token that ends the field."""
         return np.diff(self.borders)
 
     @abstractmethod
@@ -160,7 +162,8 @@ class Pairs(RecordStream):
 
 class PairBatches:
     """Batches of records: `batches[step]` is a pure function of (seed, step, rank); an epoch takes each record once, in
-    its order. `whole`: no batch crosses into the next epoch, where a pair could occur twice; the rest is left out."""
+    a separate random order. `whole`: True if no batch crosses into the next epoch, where a pair could occur twice; an
+    epoch then leaves out the records that fill no batch."""
 
     def __init__(self, pairs: RecordStream, batch: int, seed: int, rank: int = 0, world: int = 1, whole: bool = False):
         self.pairs, self.batch, self.seed, self.rank, self.world = pairs, batch, seed, rank, world

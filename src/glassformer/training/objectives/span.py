@@ -140,13 +140,14 @@ class Spans:
         return cls(how.sizes(context, layout), np.array(ids, np.int64), known.eos_id, layout)
 
     def batch(self, texts: Batch, keys: Sequence[int]) -> Batch:
-        """Returns the batch of texts (b, s), each row changed by its key."""
+        """Returns the training batch of texts (b, s), with spans removed at random; `keys`: a random seed for each
+        row."""
         rows = [self.row(row, key) for row, key in zip(texts.inputs.numpy(), keys, strict=True)]
         return self.layout.batch(rows, self.end, self.end)
 
     def row(self, tokens: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns source and target of tokens (s,), without ends. A text starts with kept tokens and ends with a
-        span."""
+        """Returns source and target of tokens (s,), without end tokens; `key`: random seed. A text starts with kept
+        tokens and ends with a removed span."""
         draw = np.random.default_rng(key)
         taken = divided(self.sizes.taken, self.sizes.spans, draw)
         left = divided(self.sizes.text - self.sizes.taken, self.sizes.spans, draw)

@@ -33,7 +33,8 @@ class AdafactorConfig(OptimizerConfig, kind="adafactor"):
 
     def state_values(self, model: Model) -> dict[str, int]:
         def values(shape: torch.Size) -> int:
-            """Returns the row and column sums of a stack of matrices; for a vector, all elements."""
+            """Returns the number of row and column sums of a stack of matrices; for a vector, its number of
+            elements."""
             n = shape.numel()
             return n // shape[-1] + n // shape[-2] if len(shape) > 1 else n
 

@@ -38,7 +38,8 @@ class Lion(torch.optim.Optimizer):
 
 class LionConfig(OptimizerConfig, kind="lion"):
     """`Lion`. Its updates are 1 in every value, larger than AdamW's: the paper (section 5) takes a learning rate 3 to
-    10 times smaller and a weight decay as much larger. A third is what short runs do best with."""
+    10 times smaller and a weight decay larger by the same factor. Short runs do best with a third of AdamW's learning
+    rate."""
 
     rate: ClassVar[float] = 1 / 3
 

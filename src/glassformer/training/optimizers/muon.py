@@ -71,9 +71,10 @@ class MuonConfig(OptimizerConfig, kind="muon"):
 
 
 Maps = Mapping[nn.Parameter, tuple[int, ...]]
-"""Weight (o, i) -> the rows of each map that is stacked in it."""
+"""Weight (o, i) -> number of rows of each linear map that is stacked in the weight."""
 MOST = 1 << 20
-"""Elements of a batch of matrices, at most, unless a single one has more: the memory of a step is a few times that."""
+"""Largest number of elements in a batch of matrices, unless one matrix has more; a step takes a few times this
+memory."""
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """a, b, c of X <- a X + (b G + c G G) X, G = X X^T, which brings singular values to 0.7 .. 1.2 in five steps."""
 
@@ -142,7 +143,8 @@ class Muon(torch.optim.Optimizer):
                 self._update(pieces, group, group["lr"] * 0.2 * max(shape) ** 0.5)
 
     def _update(self, pieces: list[Piece], group: dict[str, Any], factor: float) -> None:
-        """Subtracts `factor` times the update from matrices of one shape; all other tensors end with the call."""
+        """Subtracts `factor` times the update from matrices of one shape. A separate function, so that its temporaries
+        are freed before the matrices of the next shape."""
         dtype = iterated_in(pieces[0][0].device.type)
         made = orthogonalized(
             torch.stack([self._direction(*piece, group) for piece in pieces]).to(dtype), group["steps"]
