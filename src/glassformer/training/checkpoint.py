@@ -195,7 +195,8 @@ class Background:
         self._thread.shutdown()
 
     def wait(self) -> Path | None:
-        """Waits for the pending checkpoint and returns its folder, or None if it is not writing. Raises WorkError."""
+        """Waits for the pending checkpoint and returns its folder; None if no checkpoint is pending. Raises
+        WorkError."""
         pending, self._pending = self._pending, None
         return None if pending is None else pending.result()
 

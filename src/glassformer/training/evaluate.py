@@ -52,7 +52,7 @@ def score(
     model.eval()
     try:
         while some := list(islice(each, groups.layout.dp)):
-            batch, counts = some[min(groups.at["dp"], len(some) - 1)]  # all ranks read equally often
+            batch, counts = some[min(groups.at["dp"], len(some) - 1)]  # all ranks read the same number of batches
             with paced(model, "evaluation", batch.inputs.numel(), free=False), how.autocast():
                 losses = objective.loss(model, batch.to(how.device), reduction="none")
             scored = float((batch.targets != IGNORED).sum())

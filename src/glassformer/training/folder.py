@@ -113,8 +113,8 @@ def open_folder(
 
 
 def as_it_began(recipe: Recipe, found: Path | None) -> Recipe:
-    """Returns the recipe with the checkpoint's dtype in place of `auto`, whose choice could differ on a changed
-    machine."""
+    """Returns the recipe with the dtype of the checkpoint `found` if the recipe's dtype is `auto`, because `auto` could
+    choose another one on another machine; without a checkpoint, the recipe itself."""
     begun = None if found is None or recipe.dtype != "auto" else checkpoint.read_state(found).get("dtype")
     return recipe.replace(dtype=begun) if isinstance(begun, str) and begun in machine.DTYPES else recipe
 

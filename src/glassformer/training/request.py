@@ -145,7 +145,7 @@ def settings(config: ModelConfig, recipe: Recipe) -> machine.Settings:
 
 
 def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
-    """Returns True if a run is long enough to win back the tens of seconds that its regions take to compile."""
+    """Returns True if a run is long enough to save the tens of seconds that the elementwise regions take to compile."""
     if not recipe.objective.one_length:
         return False
     if recipe.minutes is not None:

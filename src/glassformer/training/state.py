@@ -294,7 +294,8 @@ class Training:
                 seen[name] += 1
 
     def _progress(self, found: Path) -> Progress:
-        """Returns the progress that the checkpoint records. Raises RequestError if the run cannot have reached it."""
+        """Returns the progress that a checkpoint records. Raises RequestError if a run of this recipe cannot have
+        reached this progress."""
         path, plain = found / "state.json", checkpoint.read_state(found)
         with checkpoint.way_on(found):
             state = validated(Progress, plain, "state", str(path))

@@ -87,12 +87,12 @@ class ObjectiveConfig(PartConfig, axis="objective"):
     """
 
     values: ClassVar[tuple[str, ...]] = ()
-    """Fields that the values after KIND set, in this order."""
+    """Names of the fields that the values after KIND set, in this order."""
     continues: ClassVar[bool] = True
-    """True if its batches continue one text from its start, so that other lengths and continuations can be measured,
-    and its FLOPs are those of `tokens`."""
+    """True if a row of a batch is a stretch of text to continue, so that losses at other lengths and generated texts
+    can be measured, and FLOPs follow from `tokens`."""
     repeats: ClassVar[bool] = True
-    """True if its batches pass over the training data again and again; False if they are drawn without end."""
+    """True if batches pass over the training data again and again; False if rows are drawn without end."""
     in_nats: ClassVar[bool] = True
     """True if the loss is in nats, so that a rise by one is a divergence; otherwise only a loss that is not finite
     counts as divergence."""
@@ -117,8 +117,8 @@ class ObjectiveConfig(PartConfig, axis="objective"):
     """True if an answer may be right in part, so that the overlap of its words with the right one is measured."""
 
     def data(self, data: Any) -> Any:
-        """Returns data as this objective reads them: from JSON lines the fields of a record, unless a column is
-        named."""
+        """Returns the name of the data with the fields that this objective reads, FILE,column=FIELDS, if the data is a
+        JSON lines file without a named column; otherwise `data`."""
         if not self.fields or not isinstance(data, str | Path) or Path(data).suffix.lower() not in JSONL_SUFFIXES:
             return data
         return f"{data},column={JOIN.join(self.fields)}"
@@ -208,7 +208,7 @@ def usual_objective(config: ModelConfig) -> str:
 
 
 def check_reading_all(objective: ObjectiveConfig, config: ModelConfig) -> None:
-    """Raises RequestError for a model whose tokens attend only to those before them."""
+    """Raises RequestError for a causal model, whose tokens attend only to earlier tokens."""
     if all(block.mixer.causal(config.ctx) for block in config.layers()):
         raise RequestError(
             f"objective={objective.kind} needs a bidirectional model, and this one is causal: a token would be judged "

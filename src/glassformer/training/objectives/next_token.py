@@ -6,7 +6,7 @@ from glassformer.training.objectives.base import ObjectiveConfig, check_causal
 
 
 class NextTokenConfig(ObjectiveConfig, kind="next_token"):
-    """Prediction of each token from those before it: the mean of -log p(x_i | x_<i). Held-out text has bits per
+    """Prediction of each token from the tokens before it: the mean of -log p(x_i | x_<i). Held-out text has bits per
     byte."""
 
     def check(self, config: ModelConfig) -> None:

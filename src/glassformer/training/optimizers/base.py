@@ -76,7 +76,7 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
 
 
 def unmixed(groups: Groups) -> Groups:
-    """Returns the groups, each split in two if only some of its weights are sharded, because a fused step takes one
+    """Returns the groups; a group with sharded and whole weights is split in two, because a fused step takes only one
     kind."""
     found = []
     for group in groups:
