@@ -41,7 +41,7 @@ class InitialWeights:
         self.outline, self.init = outline.to_empty(device="meta"), init  # copies of a layer share their storage
         self.tensors = dict(_tensors(outline))
         self._part: dict[str, dict[str, Tensor]] = {}
-        """Path of the part that was filled last -> the part's tensors by full name."""
+        """Cache with one entry: path of the part that was filled last -> that part's tensors by full name."""
         drawn: dict[str, list[tuple[Tensor, Numbers]]] = {}
         names = {storage_of(tensor): name for name, tensor in reversed(self.tensors.items())}
         before = {name: tensor._version for name, tensor in self.tensors.items()}
@@ -55,8 +55,8 @@ class InitialWeights:
         }
 
     def piece(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
-        """Returns these rows, and of them these columns, of the parameter or buffer `name`, on the CPU. Whole rows are
-        drawn even if only some columns are requested."""
+        """Returns the given rows and columns of the parameter or buffer `name`, on the CPU. Whole rows are drawn even
+        if only some columns are requested."""
         if name not in self.tensors:
             raise RequestError(code="unknown", field="name", value=name, expected="the name of a parameter or buffer")
         if any(one.step not in (None, 1) for one in (rows, columns)):
@@ -91,8 +91,8 @@ class InitialWeights:
 
 
 def _filling(module: nn.Module, path: str = "") -> Iterator[tuple[str, Callable[[Init], None]]]:
-    """Yields (path, init_weights) of every module inside `module`, itself included, that has a method `init_weights`;
-    parents first."""
+    """Yields (path, method `init_weights`) of `module` and of every module inside it that has this method; parents
+    first."""
     for name, part in module.named_modules(prefix=path):
         if callable(init_weights := getattr(part, "init_weights", None)):
             yield name, init_weights
@@ -105,7 +105,7 @@ def _tensors(module: nn.Module, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _stacked(tensor: Tensor, views: list[Tensor]) -> bool:
-    """Returns True if the views divide the tensor into whole rows: every row once, in order."""
+    """Returns True if the `views`, in order, are blocks of whole rows that together make up the tensor."""
     row = max(1, tensor[0].numel()) if tensor.dim() else 0
     end = 0
     for view in views:

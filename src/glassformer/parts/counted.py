@@ -20,13 +20,14 @@ from glassformer.parts.mixer.attend import change_kernels
 TOKENS = 16
 """Number of tokens of the sequence with which FLOPs and state are counted, unless the context is shorter."""
 MOST_ALLOCATED = 1 << 25
-"""Largest number of parameters of a model that is allocated with weights to count its FLOPs."""
+"""Largest number of parameters of a model that is allocated, with weights, to count FLOPs; larger models run on the
+meta device."""
 
 
 @dataclass(frozen=True)
 class Counting:
-    """Checks of one model: its outline and costs, and those of a copy with at most two layers of each kind, which can
-    also be built with weights."""
+    """Checks of the costs of one model. Fields: functions that return its outline (the model on the meta device) and
+    its costs, and those of a copy with at most two layers of each kind, which can also be built with weights."""
 
     outline: Callable[[], Any]
     costs: Callable[[Shape], Cost]
@@ -36,8 +37,8 @@ class Counting:
     context: int
 
     def check_tensors(self) -> None:
-        """Raises RequestError, with both numbers, if the costs of the config count other parameters or another decode
-        state than the built module has."""
+        """Raises RequestError, with both numbers, if the config's costs differ from the built module in the number of
+        parameters or in the bytes of decode state."""
         model = self.outline()
         self.check_parameters(model)
         self.check_state(model)
@@ -49,8 +50,9 @@ class Counting:
         _agree("parameters", self.costs(Shape()), has, model)
 
     def check_state(self, model: Any) -> None:
-        """Raises RequestError if the costs count other bytes of decode state than the model has. Compared in bfloat16,
-        so that sums that a recurrence keeps in float32 count. A model that does not generate passes."""
+        """Raises RequestError, with both numbers, if the costs count other bytes of decode state than the model has.
+        The comparison is in bfloat16, so that tensors that a recurrence keeps in float32 are noticed. A model that
+        cannot generate passes."""
         if not model.writes:
             return
         t, dtype = min(TOKENS, self.context), torch.bfloat16
@@ -65,7 +67,7 @@ class Counting:
 
     def check_flops(self) -> None:
         """Raises RequestError, with both numbers, if the costs count other FLOPs than torch's counter in a forward pass
-        of the copy, or if a parameter of a small copy is never filled.
+        of the copy with few layers, or if a parameter of a small copy is never filled.
 
         A small copy runs on a CPU, because a part may read values; a large one runs on the meta device, which allocates
         nothing."""
@@ -122,12 +124,12 @@ NAMES = {
     "flops": ("FLOPs", "linear_cost(ctx, shape, inputs, outputs)"),
     "state_bytes": ("bytes of state", "Cost.state(shape, bytes)"),
 }
-"""Name of a number of `Cost` -> (its unit in messages, a cost that often adds to it)."""
+"""Mapping {field of `Cost`: (its unit in messages, an example of a cost that often adds to this field)}."""
 
 
 def _agree(number: str, said: Cost, found: Callable[[str], Number], model: nn.Module) -> None:
-    """Raises RequestError, about the innermost part that differs, if a number of the costs `said` is not the one that
-    `found(path)` counts in the model."""
+    """Raises RequestError, about the innermost part that differs, unless the field `number` of the costs `said` equals
+    found(path), counted at each path of the built model."""
     if round(getattr(said, number)) == found(""):
         return
     site, path = "", ""
@@ -151,8 +153,8 @@ def _agree(number: str, said: Cost, found: Callable[[str], Number], model: nn.Mo
 
 
 def _path_of(model: nn.Module, path: str, name: str) -> str:
-    """Returns the path of the child `name` of the module at `path`; it may be a child of a transparent child. Empty if
-    the module has no such child."""
+    """Returns the path of the module named `name` among the children of the module at `path`, or among those of its
+    children that are `transparent`. Empty if there is no such module."""
     module = model.get_submodule(path)
     lent = [f"{held}.{name}" for held, one in module.named_children() if getattr(one, "transparent", False)]
     for inner in (name, *lent):

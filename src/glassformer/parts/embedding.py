@@ -36,7 +36,7 @@ class Segments(nn.Module):
         self.init_weights(Init())
 
     def forward(self, pass_: Pass) -> Float[Tensor, "*b d"]:
-        if pass_.segments is None:  # not weight[0]: without gradients that is a leaf, which torch's counters refuse
+        if pass_.segments is None:  # weight[0] would be a leaf without gradients: torch's counters refuse it
             return F.embedding(torch.zeros(1, dtype=torch.long, device=self.weight.device), self.weight)
         return F.embedding(pass_.segments, self.weight)
 
@@ -58,7 +58,8 @@ class Embedding(nn.Module):
     roles: tuple[Role, ...] = ("embedding",)
     shards: ClassVar[Shards] = {"weight": (Shard("vocab"),)}
     vocabulary: Vocabulary | None = None
-    """This rank's share of the tokens, whose rows of the table it has (`parts/core/owner.py`); None for all tokens."""
+    """Share of the vocabulary whose rows of the table this tensor-parallel rank holds (`parts/core/owner.py`); None for
+    all tokens."""
 
     def __init__(
         self,
@@ -86,7 +87,8 @@ class Embedding(nn.Module):
 
     @property
     def reader(self) -> Patches | Vectors | None:
-        """Embedding of images or vectors that the model has in place of the table; None if the model reads tokens."""
+        """Embedding of images or vectors, in a model with one in place of the table of tokens; None if the model reads
+        tokens."""
         return self.patches if self.vectors is None else self.vectors
 
     def forward(self, tokens: Tensor, pass_: Pass, table: Embedding | None = None) -> Float[Tensor, "b s d"]:
@@ -104,7 +106,7 @@ class Embedding(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
     def look_up(self, tokens: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
-        """Returns the rows of the table for the tokens, E[token]."""
+        """Returns E[token], (b, s, d): the rows of the table for the token ids (b, s)."""
         if self.vocabulary is None:
             return F.embedding(tokens, self.weight)
         rows, here = self.vocabulary.here(tokens)
@@ -115,8 +117,8 @@ class Embedding(nn.Module):
             self.vocabulary = owner.vocabulary(self.vocab_size)
 
     def _check_segments(self, given: Tensor, shape: torch.Size) -> None:
-        """Raises RequestError unless the segments `given` have the shape of the tokens and are segments of the model:
-        in a model without an embedding of segments, all 0."""
+        """Raises RequestError unless `given`, the segment of each token, has the shape of the tokens and values that
+        the model knows: 0 .. n - 1, or only 0 in a model without a segment embedding."""
         if given.shape != shape:
             raise RequestError(
                 f"segments has the shape {tuple(given.shape)} and the tokens {tuple(shape)}; say of each token which "
@@ -136,9 +138,9 @@ class Embedding(nn.Module):
             )  # fmt: skip
 
     def places(self, tokens: Tensor) -> Tensor:
-        """Returns a tensor (b, s) with one element for each vector that the embedding makes of the input: the token ids
-        themselves; for images and vectors an uninitialised tensor. Raises RequestError for an input that the model
-        cannot read."""
+        """Returns a tensor (b, s) with one element for each vector that the embedding makes of the input: token ids are
+        returned unchanged; for images and vectors the elements are uninitialised. Raises RequestError for an input that
+        the model cannot read."""
         if self.vectors is not None:
             self.vectors.check(tokens)
             return torch.empty(tokens.shape[:2], device=tokens.device)
@@ -153,8 +155,8 @@ class Embedding(nn.Module):
         return tokens
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns {"embed": matrix}: the table, or the projection of patches or vectors; empty if the table is another
-        embedding's."""
+        """Returns {"embed": matrix}: the table, or the projection of patches or vectors; empty if the table belongs to
+        another embedding."""
         if self.tied:
             return {}
         own = self.reader
@@ -176,7 +178,7 @@ class Embedding(nn.Module):
         return self.weight if self.patches is None else self.patches.first.weight
 
     def _own(self, table: Embedding | None) -> Embedding:
-        """Returns the embedding that holds the table: this one, or `table` if this one is tied."""
+        """Returns the embedding that holds the table: this one, or, if this one is tied, the embedding `table`."""
         if not self.tied:
             return self
         if table is None:
@@ -185,20 +187,20 @@ class Embedding(nn.Module):
 
     @property
     def limit(self) -> int | None:
-        """First position that the position encoding cannot represent; None without a limit."""
+        """Smallest position that the position encoding cannot represent; None without a limit."""
         return None if self.position is None else self.position.limit
 
     def unembed(self, x: Float[Tensor, "... d"], bias: Tensor | None = None) -> Float[Tensor, "... v"]:
-        """Returns x E^T + b: the logits of a head that shares the table."""
+        """Returns the logits x E^T + b of a head that shares the table E (v, d); `bias` b (v,), None for zero."""
         return F.linear(x, self.weight, bias)
 
     def cross_entropy(self, x: Float[Tensor, "n d"], targets: Int[Tensor, " n"], **how: Any) -> Tensor:
-        """Returns the loss of the logits of `unembed`, without keeping them: `linear_cross_entropy` with E as the
-        weight."""
+        """Returns the loss of the logits of `unembed`, without keeping the logits: `linear_cross_entropy` with E as the
+        weight, and the arguments `how`."""
         return linear_cross_entropy(x, self.weight, targets, **how)
 
     def applied(self) -> Float[Tensor, "v d"]:
-        """Returns the matrix of `unembed`: E. Raises RequestError for a model without a table."""
+        """Returns the table E (v, d), the matrix of `unembed`. Raises RequestError for a model without a table."""
         if self.reader is not None:
             what, field = ("images", "patches") if self.vectors is None else ("vectors", "vectors")
             raise RequestError(
@@ -226,9 +228,10 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
     position: EmbeddingPositionConfig | None = None
     dropout: float = Field(0.0, ge=0, lt=1)
     tied: bool = False
-    """True if an encoder shares the table of the model around it."""
+    """True if the embedding has no table: an encoder then shares the table of the model around it."""
     segments: int | None = Field(None, gt=0, le=1 << 16)
-    """Number of kinds of text in a sequence, each with a separate trained vector; None for a model without segments."""
+    """Number n of segments (kinds of text in a sequence), each with a trained vector; None for a model without segment
+    embedding."""
     patches: PatchesConfig | None = None
     """Embedding of images; None if the model does not read images."""
     vectors: VectorsConfig | None = None
@@ -250,7 +253,7 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
         return "tokens" if self.patches is None else "images"
 
     def limit(self, ctx: BuildContext) -> int | None:
-        """Returns the first position that the position encoding cannot represent; None without a limit."""
+        """Returns the smallest position that the position encoding cannot represent; None without a limit."""
         return None if self.position is None else self.position.limit(ctx)
 
     def build(self, ctx: BuildContext) -> Embedding:
@@ -270,8 +273,8 @@ class EmbeddingConfig(PartConfig, axis="embedding", kind="embedding"):
         return self.replace(scale=self.scale or 1.0, position=position, dropout=0.0)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the embedding: for each token a row is read and written, and in training the row's
-        gradient."""
+        """Returns the cost of the embedding: one row of the table is read and one written for each token, and in
+        training the row's gradient."""
         rows = shape.tokens * ctx.d_model * shape.dtype.itemsize
         masks = shape.keeps_mask(ctx.d_model, shape.dtype) if self.dropout else 0
         moved = (4 if shape.phase == "train" else 2) * rows

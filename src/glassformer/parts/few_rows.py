@@ -1,4 +1,4 @@
-"""Products of few rows x (n, i) with matrices of 4 and 8 bits, W (o, i), as `few_rows.cpp` computes them.
+"""Products of few rows x (n, i) with matrices W (o, i) quantised to 4 or 8 bits, as `few_rows.cpp` computes them.
 
 Decoding reads every weight for every token, so what counts is that they are read in order, and that little is done to
 each. Of each group g of 32 values of a row, x ~ step_g q_g with q in 16 bits, |q| <= 127 * 256, and
@@ -6,8 +6,8 @@ each. Of each group g of 32 values of a row, x ~ step_g q_g with q in 16 bits, |
     8 bits   y_o = s_o sum_g step_g (W_og . q_g)
     4 bits   y_o = sum_g s_og step_g ((W_og - 8) . q_g) + z_og sum(x_g)
 
-where dots are sums of whole numbers and sum(x_g) is of x itself. Rounding x so moves y by less than rounding y to bf16
-does. A row has the same bits in any company and with any number of threads.
+where dots are sums of integers and sum(x_g) is a sum of unrounded values. This rounding of x changes y by less than
+rounding y to bf16 does. The result for a row has the same bits in any batch and with any number of threads.
 
 8 bits   packed (o, i) int8, scales (o,) bf16
 4 bits   packed (o/16, i/8, 16, 4) uint8: of 16 rows and 8 columns, a byte holds columns c (low) and c + 4;
@@ -31,26 +31,28 @@ from glassformer.machine import native
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 GROUP = 32
-"""Number of values of a row that share a step; in 4 bits also a scale s and a middle z."""
+"""Number g of values of a row of x that share one step; in a 4-bit matrix also of values that share a scale s and a
+middle z."""
 ROWS = 16
 """Number of rows in one block of a packed 4-bit matrix."""
 MOST = 127 * 256
-"""Largest absolute value of q, the 16-bit integers; the upper 8 bits of q are then -127..127."""
+"""Largest absolute value of the 16-bit integers q to which x is rounded; the upper 8 bits of q are then in
+-127..127."""
 LEAST = 2.0**-80
-"""Lower bound on the largest absolute value of a group, so that the step of a group of zeros is not 0."""
+"""Lower bound on the largest absolute value of a group of x, so that the step of a group of zeros is not 0."""
 
 SCHEMA = "(Tensor x, Tensor packed, Tensor scales) -> Tensor"
 """Signature of the operators in torch's notation, written out because torch cannot read it off functions whose shapes
 are checked."""
 
 Call = Callable[[int, int, int, int, int, int, int], None]
-"""C++ function of (address of x, of packed, of scales, of y, n, i, o), which writes y."""
+"""C++ function of (address of x, of packed, of scales, of y, n, i, o) that computes the product and writes it to y."""
 
 
 @cache
 def kernel() -> str:
     """Returns the name of the instruction set for which `few_rows.cpp` is compiled on this machine; empty if it cannot
-    be compiled or is wrong here, so that torch's products compute instead."""
+    be compiled, or computes a wrong test product: torch then computes these products."""
     name = native.kernel()
     if name == native.NONE:
         return ""
@@ -77,8 +79,8 @@ def _calls(name: str) -> dict[int, Call]:
 
 
 def _right(bits: int, call: Call) -> bool:
-    """Returns True if the C++ function for matrices of `bits` bits computes a small random product as its definition
-    does, within rounding."""
+    """Returns True if the C++ function for matrices of `bits` bits agrees with the operator's Python definition on
+    a small random product, within rounding."""
     draw = torch.Generator().manual_seed(bits)
     x = torch.randn(3, 2 * GROUP, generator=draw).bfloat16()
     if bits == 4:
@@ -114,8 +116,8 @@ def product(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (q, step): x (n, i) rounded group by group to integers q (n, groups, 32) in fp64, with the step of each
-    group (n, groups, 1), so that x is near step q."""
+    """Returns (q, step): x (n, i) rounded to integers q (n, groups, 32) in fp64, with one step per group, (n, groups,
+    1), so that step q is near x."""
     groups = x.double().unflatten(-1, (-1, GROUP))
     step = groups.abs().amax(-1, keepdim=True).clamp(min=LEAST) / MOST
     return (groups / step).round(), step
@@ -142,7 +144,8 @@ def few_rows_of_4_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 
 
 DEFINITIONS: dict[int, Callable[[Tensor, Tensor, Tensor], Tensor]] = {4: few_rows_of_4_bits, 8: few_rows_of_8_bits}
-"""Number of bits -> the operator, whose definition computes in fp64; a compiled step calls the C++ instead."""
+"""Mapping {number of bits: the operator}; the operator's Python code computes in fp64, and a compiled step calls the
+C++ instead."""
 
 
 def _shape(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
@@ -154,13 +157,14 @@ few_rows_of_8_bits.register_fake(_shape)
 
 
 def blocks(q: Tensor) -> Tensor:
-    """Returns the packed 4-bit matrix of integers q (o, i) in 0..15; o must be a multiple of `ROWS`, i of 8."""
+    """Returns the packed 4-bit matrix (o/16, i/8, 16, 4) of integers q (o, i) in 0..15; o must be a multiple of `ROWS`,
+    i of 8."""
     low, high = q.view(-1, ROWS, q.shape[1] // 8, 2, 4).transpose(1, 2).unbind(3)
     return (low | high << 4).to(torch.uint8).contiguous()
 
 
 def codes(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the integers of a packed 4-bit matrix, less 8, as (o, i) in `dtype`: -8..7."""
+    """Returns the integers of a packed 4-bit matrix minus 8, which are in -8..7, as (o, i) in `dtype`."""
     both = torch.stack((packed & 15, packed >> 4), 3).transpose(1, 2)
     return both.reshape(_rows(packed), -1).view(torch.int8).sub(8).to(dtype)
 

@@ -1,4 +1,4 @@
-"""State that the layers of one forward pass share."""
+"""State of one forward pass, which its layers share: positions, documents, memory and cached values."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from glassformer.parts.visibility import Borders, SameDocument, Visibility
 
 
 class Memory(NamedTuple):
-    """Another sequence that layers attend to: x (b, t, m), and the document ids (b, t) of its tokens, 0 for padding;
+    """Other sequence that cross-attention reads: x (b, t, m), and the document ids (b, t) of its tokens, 0 for padding;
     ids None if no token is padding."""
 
     x: Float[Tensor, "b t m"]
     documents: Int[Tensor, "b t"] | None = None
 
     def row(self, i: int) -> Memory:
-        """Returns a memory that holds only row i of the batch."""
+        """Returns a memory of only row i of the batch, (1, t, m)."""
         return Memory(self.x[i : i + 1], None if self.documents is None else self.documents[i : i + 1])
 
 
 class Pass:
     """One forward pass of s tokens: their positions, and values that its layers share.
 
-    The model makes one for every call and passes it to every layer.
+    The model makes one pass object for every call and hands it to every layer.
 
     start, end  slots in the sequence: tokens start .. end-1, after `start` tokens read before (end = t)
     ids         (s,) or (b, s) true positions; they differ from slots for padded rows and packed documents
@@ -77,8 +77,8 @@ class Pass:
 
     @property
     def slots(self) -> Tensor:
-        """Index of each new token in its row, counted from the row's start: (s,); (b, s) if rows have read different
-        numbers of tokens."""
+        """Index of each new token in its row of the decode state or input, counted from the row's start: (s,); (b, s)
+        if rows have read different numbers of tokens."""
 
         def make() -> Tensor:
             if self.rows is None:
@@ -89,7 +89,7 @@ class Pass:
 
     @property
     def age(self) -> Tensor:
-        """Distance of each new token from the start of its document, (1, s) or (b, s)."""
+        """Number of tokens from the start of its document to each new token, (1, s) or (b, s)."""
 
         def make() -> Tensor:
             if self.documents is None:
@@ -100,14 +100,14 @@ class Pass:
 
     @property
     def begins(self) -> Tensor | None:
-        """Mask of the new tokens, True at the first one of each document, (1, s) or (b, s); None if each row is one
+        """Mask of the new tokens, True for the first token of each document, (1, s) or (b, s); None if each row is one
         document."""
         return None if self.documents is None else self.age == 0
 
     @property
     def real(self) -> Tensor | None:
-        """Mask (b, s) of new tokens that are not padding: with documents, those outside document 0; with targets, those
-        up to the last target of their row that counts; None without either."""
+        """Mask (b, s) of new tokens that are not padding: with documents, tokens of another document than 0; with
+        targets, tokens up to the last counted target of their row; None without either."""
 
         def make() -> Tensor | None:
             if self.documents is not None:
@@ -118,14 +118,14 @@ class Pass:
 
     @property
     def borders(self) -> Borders:
-        """Borders of the documents of this pass, which must have documents."""
+        """Index of the borders between the documents of this pass; only for a pass with documents."""
         assert self.documents is not None
         documents = self.documents
         return self.once("borders", lambda: Borders(documents))
 
     def seen(self, visibility: Visibility) -> Visibility:
-        """Returns the visibility as it applies in this pass: to a continued state, with the pass's global tokens, its
-        length, and its documents separated."""
+        """Returns `visibility`, an attention mask, as it applies in this pass: continuing a decode state, with the
+        pass's global tokens and length, and with its documents separated."""
         if self.start or self.rows is not None:
             visibility = visibility.going_on
         if (tokens := self.global_tokens) is not None:
@@ -139,7 +139,8 @@ class Pass:
         return None if k_idx is None else (self.slots, k_idx)
 
     def need_memory(self) -> Memory:
-        """Returns the memory of this pass. Raises RequestError for a pass without one."""
+        """Returns the other sequence that cross-attention reads in this pass. Raises RequestError for a pass without
+        one."""
         if self.memory is None:
             raise RequestError(
                 "this model reads another sequence in addition to its own: give a source, memory=Memory(x), or a "
@@ -155,11 +156,13 @@ class Pass:
         return self._made[key]
 
     def share(self, key: Hashable, value: Any) -> None:
-        """Passes a value of the present layer to later layers under `key`, such as keys and values that they reuse."""
+        """Stores a value of the present layer under `key` for later layers of this pass, such as keys and values that
+        they reuse."""
         self._shared[key] = value
 
     def shared(self, key: Hashable) -> Any:
-        """Returns the value that an earlier layer has shared under `key`. Raises RequestError if no layer has."""
+        """Returns the value that an earlier layer of this pass has stored under `key` by `share`. Raises RequestError
+        if no layer has."""
         if key not in self._shared:
             given = ", ".join(map(str, self._shared)) or "nothing"
             raise RequestError(
@@ -170,14 +173,14 @@ class Pass:
 
 
 LossOf = Callable[[Tensor, Tensor, str], Tensor]
-"""Function of (x, targets, reduction); returns the loss of the head."""
+"""Function of (x, targets, reduction) that returns the loss of the model's head."""
 
 
 class Along(Protocol):
-    """Division of the tokens of each sequence among several processes, from the first layer to the loss."""
+    """Interface that divides the tokens of each sequence among several processes, from the first layer to the loss."""
 
     def begin(self, x: Tensor, pass_: Pass, layers: int) -> tuple[Tensor, Pass, Sequence[Any]]:
-        """Returns what this process computes of the tokens x (b, s, d): its tokens (b, s', d), their pass, and a state
+        """Returns the work of this process: its tokens (b, s', d) of the tokens x (b, s, d), their pass, and a state
         for each of the `layers` layers."""
 
     def loss(self, loss_of: LossOf, x: Tensor, targets: Tensor, reduction: str, added: Sequence[Tensor]) -> Tensor:
@@ -189,5 +192,6 @@ class Along(Protocol):
 
 
 def position_in_document(documents: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
-    """Returns, for each token, its distance from the first token of its document, a run of equal ids: (b, t)."""
+    """Returns the distance of each token from the first token of its document, a run of equal ids in `documents`: (b,
+    t)."""
     return torch.arange(documents.shape[1], device=documents.device) - Borders(documents).begins

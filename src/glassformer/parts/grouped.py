@@ -26,7 +26,8 @@ class Groups(NamedTuple):
 
     @classmethod
     def sorted(cls, of: Int[Tensor, " r"], count: int) -> Groups:
-        """Returns the `count` groups of rows whose group indices `of` (r,) ascend."""
+        """Returns the `count` groups of rows that are sorted by group; `of` (r,), ascending, is the group index of each
+        row."""
         every = torch.arange(count, device=of.device)
         return cls(of, torch.searchsorted(of, every, right=True, out_int32=True))
 
@@ -50,8 +51,8 @@ def wants_blocks(x: Tensor, rows: int, groups: int) -> bool:
 
 
 def shapes_alone(x: Tensor) -> bool:
-    """Returns True if only the shape of x is known, not its values: while a compiler traces, and for a tensor without
-    data. Sizes that depend on data are then unknown."""
+    """Returns True if x has a shape but no readable values, while a compiler traces or on the meta device; sizes that
+    depend on data are then unknown."""
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor) or x.is_meta
 
 
@@ -63,7 +64,8 @@ def filled_rows(dtype: torch.dtype, device: str, rows: int, groups: int) -> int:
 
 
 def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], groups: Groups) -> Float[Tensor, "r o"]:
-    """Returns y_r = W_j x_r, j = groups.of[r]; equal to `naive_grouped_product`."""
+    """Returns y (r, o) with y_r = W_j x_r, where W_j (o, i) is the matrix of row r's group j = groups.of[r]; equal to
+    `naive_grouped_product`."""
     if not shapes_alone(x):
         return _product(x, weight, groups.ends)
     if len(x) <= len(weight):  # a decoding step: the compiler reads the chosen matrices in place
@@ -72,13 +74,15 @@ def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], gro
 
 
 def naive_grouped_product(x: Tensor, weight: Tensor, groups: Groups) -> Tensor:
-    """Returns y_r = W_j x_r, j = groups.of[r], by its definition: a separate matrix for every row."""
+    """Returns y (r, o) with y_r = W_j x_r, j = groups.of[r], by its definition: a separate matrix-vector product for
+    every row."""
     return torch.einsum("ri,roi->ro", x, weight[groups.of])
 
 
 def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Returns the grouped matmul of sorted rows x (r, i), whose groups end at `ends`, with weight (n, o, i). Computed
-    by `F.grouped_mm`, which needs rows of whole 16 bytes and no fp64; otherwise a matmul per group."""
+    """Returns the products (r, o) of sorted rows x (r, i) with the matrix (o, i) of their group in `weight` (n, o, i);
+    group j ends before row ends[j]. Computed by `F.grouped_mm`, which needs rows of whole 16 bytes and no fp64, or else
+    a matmul per group."""
     whole = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
     if whole and x.dtype != torch.float64 and x.device.type != "mps":
         return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
@@ -106,7 +110,8 @@ def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     "glassformer::grouped_outer", mutates_args=(), schema="(Tensor grad, Tensor x, Tensor ends) -> Tensor"
 )
 def _outer(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    """Returns the gradient (n, o, i) of the matrices of a grouped matmul, from the gradient of its result and x."""
+    """Returns the gradient (n, o, i) of the matrices of a grouped matmul, from `grad` (r, o), the gradient of its
+    result, and its input x (r, i)."""
     made = grad.new_empty(len(ends), grad.shape[1], x.shape[1])
     for one, (first, last) in zip(made, pairwise([0, *ends.tolist()]), strict=True):
         torch.mm(grad[first:last].t(), x[first:last], out=one)

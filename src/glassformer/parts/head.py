@@ -28,9 +28,9 @@ Pool = Literal["cls", "mean", "last"]
 
 
 def pool(x: Float[Tensor, "b s d"], how: Pool, documents: Int[Tensor, "b s"] | None = None) -> Float[Tensor, "b d"]:
-    """Returns one vector for each text, (b, d): that of its first token (cls), the mean over its tokens, or that of its
-    last. A text is the tokens whose id in `documents` is the row's first other than 0, which is padding; without ids,
-    the whole row."""
+    """Returns one vector per text, (b, d): that of its first token (`how` "cls"), the mean over its tokens ("mean"), or
+    that of its last ("last"). A text is the first document of a row: the tokens with the first id in `documents` other
+    than 0, which is padding; `documents` None if the whole row is the text."""
     if documents is None:
         return x.mean(1) if how == "mean" else x[:, 0 if how == "cls" else -1]
     first = (documents != 0).int().argmax(1)
@@ -100,7 +100,8 @@ class Head(nn.Module):
     shards: ClassVar[Shards] = {"weight": (Shard("vocab"),), "bias": (Shard("vocab"),)}
     offset: Tensor | None
     vocabulary: Vocabulary | None = None
-    """This rank's share of the tokens, or classes, whose rows of W it has (`parts/core/owner.py`); None for all."""
+    """Share of the tokens, or classes, whose rows of W this tensor-parallel rank holds (`parts/core/owner.py`); None
+    for all of them."""
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class Head(nn.Module):
         return logits if self.vocabulary is None else self.vocabulary.gather(logits)
 
     def _entered(self, x: Tensor) -> Tensor:
-        """Returns x, scaled, as the operand of the matmul with W, equal on every owner."""
+        """Returns x, scaled, as the operand of the matmul with W; tensor-parallel ranks sum its gradients."""
         x = self.scaled(x)
         return x if self.vocabulary is None else self.vocabulary.enter(x)
 
@@ -196,7 +197,8 @@ class Head(nn.Module):
 
     @property
     def _added(self) -> Tensor | None:
-        """Sum of the untrained offset and the bias of the logits, (v,); None if the head has neither."""
+        """Sum of the untrained offset and the trained bias that are added to the logits, (v,); None if the head has
+        neither."""
         if self.offset is None:
             return self.bias
         offset = self.offset[0]
@@ -218,7 +220,7 @@ class Head(nn.Module):
         return x if self.scale == 1.0 else x * self.scale
 
     def pack(self, packed: Callable[[Tensor, Tensor | None, tuple[int, ...]], nn.Module], embedding: Embedding) -> None:
-        """Replaces the matmul of this head by one with a quantised copy of W, which `packed` makes
+        """Replaces the matmul of this head by a module that holds a quantised copy of W, made by `packed`
         (`parts/quantized.py`)."""
         if self.vector:
             return
@@ -287,21 +289,21 @@ class HeadConfig(
     """Factor on logits; None for 1. Under muP it is multiplied by base width / width."""
     z_loss: float = Field(0.0, ge=0)
     smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of each training target that is spread evenly over all tokens."""
+    """Share of the probability of each training target that is spread evenly over all tokens."""
     offset: bool = False
     """True if the logits have an untrained offset, loaded from a checkpoint."""
 
     transform: TransformConfig | None = None
-    """Transform of hidden states before W; None without one."""
+    """Layer applied to hidden states before W, as in BERT; None without one."""
     pool: Pool | None = None
     """Pooling to one vector for each text: that of the first token, the mean, or that of the last; None for one per
     token."""
     classes: int | None = Field(None, gt=0, le=1 << 20)
-    """Number of rows of W; None for one for each token of the vocabulary."""
+    """Number c of rows of W, one for each class; None for one for each token of the vocabulary."""
     labels: tuple[str, ...] | None = None
     """Names of the classes, one for each row of W; None for classes without names."""
     vector: bool = False
-    """True if W is absent, and the model's outputs are the vectors themselves."""
+    """True if W is absent, and the outputs are the pooled vectors themselves."""
     normalize: bool = False
     """True if output vectors are normalised to length 1."""
 

@@ -1,8 +1,8 @@
 """Auxiliary losses: computed by parts inside the model, added to the gradient of the model's loss.
 
 A part calls `add(loss)`. The caller that computes the loss of the whole pass opens `gathering()` around it and then
-calls `join`: the value of the loss does not change, its gradient is that of the sum. A factor on the whole loss (a
-microbatch's share, a loss scale against underflow) so multiplies the joined losses too.
+calls `join`: the value of the loss does not change, but its gradient becomes that of the loss plus the added losses. A
+factor on the loss (a microbatch's share, a loss scale against underflow) therefore multiplies the added losses too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def add(loss: Tensor) -> None:
 
 
 def join(loss: Tensor, added: Sequence[Tensor]) -> Tensor:
-    """Returns `loss` with the gradient of loss + the sum of `added`. A loss of many values must be averaged later, with
-    weights that sum to 1."""
+    """Returns `loss` with the gradient of loss + the sum of `added`. If `loss` has several values, the caller must
+    average them later, with weights that sum to 1."""
     return _Join.apply(loss, *added) if added else loss
 
 

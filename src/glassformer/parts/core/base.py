@@ -1,4 +1,4 @@
-"""Base of the configs of all parts: a frozen value whose class is the choice, and which knows its costs.
+"""Base of the configs of all parts: frozen values, whose class selects a part, builds it and counts its costs.
 
 A part is an `nn.Module` and, in the same file, a frozen config that builds it. `kind` names the config's class in files
 and nowhere else. A class outside this package that subclasses an axis (such as `NormConfig`) and sets `kind` can be
@@ -32,7 +32,7 @@ from glassformer.parts.core.words import Word, Words, as_words
 
 class Reference:
     """Reference to a module of another part, outside the module tree of the part that holds it: parameters, state_dict
-    and sites have the module once, at its owner."""
+    and sites list the module once, under the part that owns it."""
 
     def __init__(self, module: nn.Module):
         self.module = module
@@ -43,12 +43,13 @@ class Reference:
 
 @dataclass(frozen=True)
 class BuildContext:
-    """Facts about the model that a part is built for, passed down to it."""
+    """Facts about the model and the enclosing part, passed to the methods of a config that build a part or count its
+    costs."""
 
     d_model: int
     vocab_size: int
     context: int
-    """Number of tokens of a sequence in training."""
+    """Number of tokens of a training sequence."""
     n_layers: int
     reparam: Any = None
     """Config of the reparametrisation of linear layers (`parts/reparam.py`); None for plain weights."""
@@ -57,32 +58,32 @@ class BuildContext:
     branches: int | None = None
     """Number of residual additions in the whole stack; None for two per layer."""
     memory_width: int | None = None
-    """Width of the other sequence that layers attend to; None for d_model."""
+    """Width of the other sequence that cross-attention reads, such as the encoder's output; None for d_model."""
     tower: str = ""
-    """Name of the tower that is built: "" for the model's main one, or "encoder"."""
+    """Name of the stack of layers that is built: "" for the model's main one, or "encoder"."""
 
     # Fields that an enclosing part sets by `within`
 
     width: int | None = None
     """Width of the vectors that a norm or a reparametrised linear layer processes; None for d_model."""
     sets: int | None = None
-    """Number of vectors per token with separate weights, for an input (..., sets, width); None for one set of
-    weights."""
+    """Number of vectors per token that a norm scales by separate weights, such as one per head, for an input (...,
+    sets, width); None for one vector per token."""
     outs: tuple[int, ...] = ()
-    """Output widths of the linear layers stacked in one matrix."""
+    """Output widths of the linear layers stacked in one matrix, for the reparametrisation of that matrix."""
     n_heads: int = 0
     n_kv_heads: int = 0
     head_dim: int = 0
     value_dim: int | None = None
-    """Width of v and z per head; None for head_dim."""
+    """Width per head of the values v and of the attention output z; None for head_dim."""
     bias: bool = False
-    """True if the linear layers of the enclosing part have a bias."""
+    """True if the linear layers of the enclosing part, such as a mixer, have a bias."""
     sees_later: bool = False
-    """True if a token may attend to later ones."""
+    """True if a token may attend to later tokens (bidirectional attention)."""
     norm: PartConfig | None = None
-    """Config of the norm that the residual wiring of a block places; None outside a block."""
+    """Config of the norm that the residual wiring of a block builds; None outside a block."""
     feeds_products: bool = False
-    """True if only matmuls read the output of a norm."""
+    """True if only matmuls read the output of the norm that is built, which may then have their dtype."""
     has_ffn: bool = True
 
     _layer: int = 0
@@ -92,20 +93,21 @@ class BuildContext:
 
     @property
     def n_branches(self) -> int:
-        """Number of residual additions of the whole stack, by default two per layer; initial weights and residual
-        wirings that depend on the depth read it."""
+        """Number of residual additions of the whole stack, by default two per layer: the depth for scaling initial
+        weights and residual wirings."""
         return 2 * self.n_layers if self.branches is None else self.branches
 
     @property
     def layer(self) -> int:
-        """Index of the layer that is built. Reading it makes the part a separate one for each layer; parts that do not
-        read it are equal in layers with equal configs."""
+        """Index of the layer that is built. A part that reads this property is built separately for each layer; other
+        parts are equal in layers with equal configs."""
         self._asked.append(self._layer)
         return self._layer
 
     @property
     def asked(self) -> bool:
-        """True if a part has read the index of the layer, or anything else that may differ between layers."""
+        """True if a part has read the index of the layer, or shared something with other layers, so that layers may
+        differ."""
         return bool(self._asked)
 
     def shared(self, key: Hashable, make: Callable[[], nn.Module]) -> nn.Module | Reference:
@@ -122,14 +124,15 @@ class BuildContext:
         return made
 
     def offer(self, key: Hashable, value: Any) -> None:
-        """Offers later layers the value `value` under `key`, for a value that this layer will share in each pass
-        (`Pass.share`). A later offer under the same key replaces it."""
+        """Announces, while the model is built, that this layer will share a value under `key` in each pass
+        (`Pass.share`). `value` describes it to later layers (`offered`); a later offer under the same key replaces an
+        earlier one."""
         self._asked.append(self._layer)
         self._offered[key] = value
 
     def offered(self, key: Hashable) -> Any:
-        """Returns the value that the nearest earlier layer has offered under `key`. Raises RequestError without such a
-        layer."""
+        """Returns the description that the nearest earlier layer has offered under `key` (`offer`). Raises RequestError
+        without such a layer."""
         self._asked.append(self._layer)
         if key not in self._offered:
             given = ", ".join(map(repr, self._offered)) or "nothing"
@@ -155,7 +158,7 @@ class BuildContext:
 
 
 def refuse_truth(value: Any) -> Any:
-    """Returns the value, as a validator of a field for numbers; raises ValueError for True and False, because Python
+    """Returns `value` unchanged, as a validator of number fields; raises ValueError for True and False, because Python
     counts True as 1."""
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
@@ -198,8 +201,8 @@ class Value(BaseModel):
 
 
 def to_plain(value: Any) -> Any:
-    """Returns a config as dicts, lists and scalars, with `kind` as the first key of each part; validation is the
-    inverse."""
+    """Returns a config as dicts, lists and scalars, with `kind` as the first key of each part's dict; validating the
+    result gives the config back."""
     if isinstance(value, PartConfig):
         fields = {name: to_plain(getattr(value, name)) for name in type(value).model_fields}
         return {"kind": value.kind, **fields}
@@ -212,12 +215,14 @@ def to_plain(value: Any) -> Any:
 
 _CLASSES: list[type[PartConfig]] = []
 WORDS: dict[str, tuple[Word, type[PartConfig]]] = {}
-"""Short name -> its declaration and the part that it names, for every part imported so far."""
+"""Mapping from each short name, of every part imported so far, to (its declaration, the config class that it
+selects)."""
 
 
 def of_kind(part: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Returns the part `part`, plain as from `to_plain`, converted to another kind of its axis: only the fields that
-    both kinds have are kept. An unknown kind is inserted unchanged, and refused later by validation."""
+    """Returns `part`, a config as a dict from `to_plain`, converted to another kind of its axis, such as from layernorm
+    to rmsnorm: only fields that both kinds have, with one meaning, are kept. An unknown kind is inserted unchanged, and
+    refused later by validation."""
     fields = part.keys() - {"kind"}
     was = [known for known in _CLASSES if known.kind == part["kind"] and known.model_fields.keys() == fields]
     chosen = next((one for one in _CLASSES if one.kind == kind and one.axis in {known.axis for known in was}), None)
@@ -229,10 +234,11 @@ def of_kind(part: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 class PartConfig(Value):
-    """Config of a part.
+    """Base of the configs of parts.
 
-    An axis subclasses this with `axis="norm"`; a choice subclasses the axis with `kind="rmsnorm"`. Fields of an axis'
-    type accept an instance, or a mapping with the `kind` of any registered choice.
+    An axis, which is a place that a part fills, is a subclass with `axis="norm"`; a choice, one of the parts for that
+    place, is a subclass of the axis with `kind="rmsnorm"`. A field of the type of an axis accepts an instance, or a
+    mapping with the `kind` of any registered choice.
     """
 
     axis: ClassVar[str] = "part"
@@ -241,9 +247,10 @@ class PartConfig(Value):
     words: ClassVar[tuple[Word, ...]] = ()
     """Short names of the part in expressions (`parts/core/words.py`)."""
     caution: ClassVar[str] = ""
-    """Warning, one sentence, that is shown when a model is changed to this part; empty for none."""
+    """Warning, one sentence, that is shown when a model is changed to use this part; empty for none."""
     homonyms: ClassVar[frozenset[str]] = frozenset()
-    """Names of fields that mean something else than equally named fields of other choices of the axis."""
+    """Names of fields that mean something else than equally named fields of other choices of the axis, and so are never
+    copied between configs of the two."""
 
     def __init_subclass__(cls, *, axis: str = "", kind: str = "", words: Words = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -253,8 +260,9 @@ class PartConfig(Value):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Registers a finished class; of two with one kind, the later counts. Raises TypeError for a choice that lacks
-        a method its axis requires, and ValueError for a short name that another part has."""
+        """Registers a config class after its definition; a class replaces an earlier one of the same axis and kind.
+        Raises TypeError for a choice that lacks a method its axis requires, and ValueError for a short name that
+        another part has."""
         if cls.kind and (missing := sorted(cls.__abstractmethods__)):
             raise TypeError(f"{cls.axis} kind={cls.kind!r}: {cls.__name__} must define {', '.join(missing)}")
         me = (cls.axis, cls.kind)
@@ -274,16 +282,16 @@ class PartConfig(Value):
 
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:
-        """Returns a config of this class in place of `old`, which is another choice of its axis or absent (None): with
+        """Returns a config of this class to replace `old`, a config of the same axis or None for an absent part: with
         the given `fields`, and the fields that `kept_of` takes from `old`. If `old` is of this class, all its other
         fields are kept."""
         return old.replace(**fields) if type(old) is cls else cls(**{**cls.kept_of(old), **fields})
 
     @classmethod
     def kept_of(cls, old: PartConfig | None) -> dict[str, Any]:
-        """Returns the fields of `old`, another choice of the axis, that a config of this class keeps when it replaces
-        `old`: those that all choices of the axis have, and, of the fields that both have, those whose value in `old` is
-        not the default. Empty for None."""
+        """Returns {name: value} of the fields of `old`, another choice of the axis, that a config of this class keeps
+        when it replaces `old`: fields that the axis declares, and fields of both classes whose value in `old` is not
+        the default. Empty for None."""
         if old is None:
             return {}
         axis = next(known for known in cls.__mro__ if "axis" in vars(known))
@@ -292,7 +300,8 @@ class PartConfig(Value):
         return {name: getattr(old, name) for name in shared | (chosen - cls.homonyms - old.homonyms)}
 
     def choices_made(self) -> dict[str, Any]:
-        """Returns the fields of this config whose value is not the default, or that have no default: {name: value}."""
+        """Returns {name: value} of the fields of this config whose value is not the default, or that have no
+        default."""
         fields = {name: (getattr(self, name), one) for name, one in type(self).model_fields.items()}
         return {
             name: value
@@ -364,8 +373,8 @@ class PartConfig(Value):
         return self
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns parameters, FLOPs and bytes of the built part for a shape (`parts/core/cost.py`). Axes whose parts
-        have weights must define it."""
+        """Returns parameters, FLOPs and bytes of the built part for the workload `shape` (`parts/core/cost.py`). Axes
+        whose parts have weights must define this method."""
         return Cost()
 
     def num_params(self, ctx: BuildContext) -> int:
@@ -374,7 +383,8 @@ class PartConfig(Value):
 
 
 def same_type(one: type[BaseModel], other: type[BaseModel], name: str) -> bool:
-    """Returns True if the field `name` of the two classes can have a common value other than None."""
+    """Returns True if the field `name` has, in the two config classes, annotations with a common type other than
+    None."""
     mine, theirs = (
         {*(get_args(annotation) or (annotation,))} - {type(None)}
         for annotation in (cls.model_fields[name].annotation for cls in (one, other))

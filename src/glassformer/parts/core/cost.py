@@ -1,4 +1,4 @@
-"""Costs of parts: numbers that add up along a tree, computed from configs without building.
+"""Costs of parts, which add up along the tree of parts: computed from configs, without building the model.
 
 Conventions. The activations that a part keeps for the backward pass include its input and exclude its output, so that a
 chain of parts adds up: a tensor is counted by the part that reads it. With selective recomputation a part counts the
@@ -27,10 +27,10 @@ class Shape:
 
     t               tokens of a sequence, including those read before
     phase           "train": forward and backward pass; "prefill", "decode": forward pass with a decode state
-    dtype           of the weights and of the residual stream
-    product_dtype   of matmuls, if autocast changes it; None for `dtype`
-    state_dtype     of the decode state; None for `dtype`
-    input_dtype     of a part's input; None for `dtype`. The residual wiring of a block sets it
+    dtype           dtype of the weights and of the residual stream
+    product_dtype   dtype of matmuls, if autocast changes it; None for `dtype`
+    state_dtype     dtype of the decode state; None for `dtype`
+    input_dtype     dtype of a part's input; None for `dtype`. The residual wiring of a block sets it
     device          type of the device, on which the choice of a kernel depends
     every_key       True to count FLOPs of every query against all t keys, as 6 N + 12 L d t and FLOP counters do; False
                     for only the keys that it attends to
@@ -65,8 +65,8 @@ class Shape:
 
     @property
     def passes(self) -> int:
-        """Number of matmuls executed for each matmul of the forward pass: 3 in training, with those for the gradients
-        of both operands, else 1."""
+        """Number of matmuls executed for each matmul of the forward pass: 3 in training, because the backward pass has
+        one for the gradient of each operand, else 1."""
         return 3 if self.phase == "train" else 1
 
     @property
@@ -82,27 +82,27 @@ class Shape:
         return self.state_dtype or self.dtype
 
     def reading(self, dtype: torch.dtype) -> Shape:
-        """Returns this workload for a part whose input has another dtype."""
+        """Returns this workload for a part whose input has the dtype `dtype`."""
         return replace(self, input_dtype=dtype)
 
     def keeps(self, values: Number, dtype: torch.dtype | None = None) -> int:
-        """Returns the bytes that `values` elements per token take in `dtype`, by default that of matmuls; 0 outside
-        training."""
+        """Returns the bytes that keeping `values` elements per token for the backward pass takes, in `dtype`, None for
+        that of matmuls; 0 outside training."""
         return self.keeps_once(self.tokens * values, dtype)
 
     def keeps_mask(self, values: Number, dtype: torch.dtype | None = None) -> int:
-        """Returns the bytes that a dropout mask of `values` elements per token takes: on CPUs a factor in `dtype` for
-        each element, on other devices a bool; 0 outside training."""
+        """Returns the bytes that keeping a dropout mask of `values` elements per token takes: on CPUs a factor in
+        `dtype` for each element, on other devices a bool; 0 outside training."""
         return self.keeps(values, dtype if self.device == "cpu" else torch.bool)
 
     def keeps_once(self, values: Number, dtype: torch.dtype | None = None) -> int:
-        """Returns the bytes that `values` elements take in `dtype`, whatever the number of tokens; 0 outside
-        training."""
+        """Returns the bytes that keeping `values` elements in all, whatever the number of tokens, takes in `dtype`; 0
+        outside training."""
         return round(values * (dtype or self.products).itemsize) if self.phase == "train" else 0
 
     def reads(self, weights: int) -> int:
-        """Returns the bytes moved for `weights` weights: in the forward pass one reading; in training two readings, and
-        the writing of their gradient."""
+        """Returns the bytes moved for `weights` weights: one read in the forward pass; in training two reads, and a
+        write of the gradient."""
         return self.passes * weights * self.products.itemsize
 
 
@@ -136,7 +136,8 @@ class Cost:
 
     @classmethod
     def weights(cls, values: int, **others: Any) -> Cost:
-        """Returns the cost of `values` parameters that every token uses; `others` are further numbers of the cost."""
+        """Returns the cost of `values` parameters that every token uses; `others` are further fields of the cost, by
+        name."""
         return cls(values, values, **others)
 
     @classmethod
@@ -154,8 +155,8 @@ class Cost:
 
     @classmethod
     def once(cls, key: Hashable, cost: Cost) -> Cost:
-        """Returns a cost that sums count only once, even if several parts have it under the same key: that of a tensor
-        or mask that they share."""
+        """Returns `cost` under a key, so that sums count it once even if several parts contain it: for a tensor or mask
+        that parts share."""
         return replace(cost, shared={key: cost})
 
     def activation_bytes(self, recompute: str = "none") -> int:
@@ -170,12 +171,12 @@ class Cost:
         return kept[recompute]
 
     def outside_blocks(self) -> Cost:
-        """Returns this cost for a part outside the blocks, whose tensors no policy recomputes."""
+        """Returns this cost for a part outside the blocks: no recomputation policy reduces the bytes that it keeps."""
         return replace(self, kept_selective=self.kept, kept_full=self.kept)
 
     def without(self, *numbers: str) -> Cost:
-        """Returns a copy of this cost and its children with these numbers set to 0: for a tower that runs without a
-        decode state, or not at all."""
+        """Returns a copy of this cost and its children with the fields named in `numbers` set to 0: for a tower that
+        runs without a decode state, or not at all."""
         made: dict[int, Cost] = {}
 
         def zero(cost: Cost) -> Cost:
@@ -247,12 +248,12 @@ NUMBERS = (
 )  # fmt: skip
 
 OF_WORK = tuple(name for name in NUMBERS if not name.endswith("parameters"))
-"""Names of those NUMBERS that depend on the workload: all but the parameter counts."""
+"""Names of the fields of `Cost` that depend on the workload: all NUMBERS but the parameter counts."""
 
 
 def _total(times: Mapping[int, int], costs: Iterable[Cost], children: Mapping[str, Cost]) -> Cost:
-    """Returns the sum of costs, each times its count in `times`, which is keyed by the `id` of the cost; costs that
-    several of them share are counted once."""
+    """Returns the sum of costs, with `children` as its children. Each cost is multiplied by its count in `times`, keyed
+    by the `id` of the cost; shared costs (`Cost.once`) are added once."""
     distinct = {id(cost): cost for cost in costs}
     terms = [(times[key], cost) for key, cost in distinct.items()]
     shared = {key: one for cost in distinct.values() for key, one in cost.shared.items()}
@@ -263,7 +264,7 @@ def _total(times: Mapping[int, int], costs: Iterable[Cost], children: Mapping[st
 
 
 def _spans(names: list[str]) -> str:
-    """Formats sorted names with ranges: ["0", "1", "2", "5"] -> "0-2,5"."""
+    """Returns sorted names as text with ranges: ["0", "1", "2", "5"] -> "0-2,5"."""
     if not all(name.isdecimal() for name in names):
         return ",".join(names)
     runs: list[list[int]] = []

@@ -1,8 +1,8 @@
 """Exchange of token rows between ranks that hold different experts.
 
 An expert-parallel rank ("owner") has the linear layers of some experts, and the tokens of its texts. Each row of a
-token goes to the owner of its expert, and its result comes back. Parts do not know processes: `parallel/experts.py`
-provides the functions.
+token goes to the owner of its expert, and its result comes back. Parts do not communicate themselves:
+`parallel/experts.py` provides the functions that do.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from glassformer.parts.grouped import Groups
 
 
 class Journey(Protocol):
-    """Exchange of the token rows of one pass: r rows are sent from this owner, and r' rows of all owners are processed
-    by its experts."""
+    """Exchange of the token rows of one pass between expert-parallel ranks ("owners"): sends this owner's r rows to the
+    owners of their experts, and receives r2 rows for the experts of this owner."""
 
     def there(self, rows: Float[Tensor, "r d"]) -> tuple[Float[Tensor, "r2 d"], Groups]:
         """Sends this owner's rows, in the order of their experts, to the owners of these experts; returns the rows
@@ -30,12 +30,12 @@ class Journey(Protocol):
 
 
 Exchange = Callable[[Int[Tensor, " r"]], Journey]
-"""Function of (r,), the expert of each row, ascending; returns the exchange of these rows."""
+"""Function of the expert index of each row, (r,), ascending; returns the `Journey` of these rows."""
 
 
 @runtime_checkable
 class Exchanging(Protocol):
-    """Interface of a part whose experts may be divided among owners."""
+    """Interface of a part whose experts may be divided among expert-parallel ranks."""
 
     exchange: Exchange | None
     n_experts: int

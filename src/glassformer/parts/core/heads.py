@@ -14,8 +14,9 @@ class Heads(NamedTuple):
 
     @classmethod
     def of(cls, d_model: int, n_heads: int, n_kv_heads: int | None = None, head_dim: int | None = None) -> Heads:
-        """Returns the checked numbers of heads of a mixer; g is by default n, and h is d / n. Raises RequestError, with
-        numbers that would fit, if they do not divide one another."""
+        """Returns the numbers of the heads of a mixer of width d; g is by default n, and h is d / n. Raises
+        RequestError, with numbers that would fit, if g does not divide n, or n does not divide d when h is not
+        given."""
         n, g = n_heads, n_kv_heads or n_heads
         if n % g:
             fitting = _either(divisors(n))
@@ -34,8 +35,8 @@ class Heads(NamedTuple):
 
     @staticmethod
     def fitting(d_model: int, head_dim: int = 64) -> int:
-        """Returns the largest number of heads that divides the width and leaves at least `head_dim` elements in
-        each."""
+        """Returns the largest number of heads that divides the width d_model and leaves at least `head_dim` elements
+        per head."""
         return max((n for n in divisors(d_model) if n * head_dim <= d_model), default=1)
 
 

@@ -43,7 +43,7 @@ BLOCK = 1 << 18
 Role = Literal["score", "hidden", "output", "embedding", "head"]
 
 Spread = Callable[[Role, float, float], float]
-"""Function of (role, fan_in, fan_out); returns the standard deviation of a weight."""
+"""Function of (role of a matrix, fan_in, fan_out); returns the standard deviation of its initial weights."""
 
 
 def xavier(gain: float = 1.0, others: float = 1.0) -> Spread:
@@ -54,8 +54,8 @@ def xavier(gain: float = 1.0, others: float = 1.0) -> Spread:
 
 
 def by_role(rest: float, output: float) -> Spread:
-    """Returns a rule of standard deviations that ignores the shape: `output` for the role output, `rest` for all
-    others."""
+    """Returns a rule of standard deviations that ignores the shape of a matrix: `output` for the role output, `rest`
+    for all other roles."""
     return lambda role, fan_in, fan_out: output if role == "output" else rest
 
 
@@ -81,7 +81,7 @@ class Numbers:
 
     @property
     def size(self) -> int:
-        """Number of rows in a block."""
+        """Number of rows in a block, which one generator draws."""
         return max(1, BLOCK // max(1, math.prod(self.shape[1:])))
 
     def blocks(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int, Tensor]]:
@@ -108,8 +108,8 @@ class Numbers:
             weight[a:b] = values
 
     def _draw(self, block: Tensor, begin: int, generator: torch.Generator) -> None:
-        """Fills the tensor `block`, which holds one block of rows, in place; the index of the first row selects the
-        random numbers."""
+        """Fills the tensor `block`, one block of rows, in place; the index of its first row selects the random
+        numbers."""
         generator.manual_seed(key_of(self.seed, self.name, begin // self.size))
         if self.low is None:
             block.normal_(0.0, self.scale, generator=generator)
@@ -132,7 +132,7 @@ class Init:
     names: Mapping[Any, str] = field(default_factory=dict)
     path: str = ""
     of_towers: Mapping[str, Spread] = field(default_factory=dict)
-    """Prefix of the paths of a tower with another depth -> the tower's rule."""
+    """Mapping {path prefix of a stack of layers with another depth, such as an encoder: its rule}."""
     recorded: dict[str, list[tuple[Tensor, Numbers]]] | None = None
     """Name of a parameter on the meta device -> pairs of a view of it and the values that would be drawn into that
     view; None if values are drawn."""
@@ -145,8 +145,8 @@ class Init:
 
     @property
     def generator(self) -> torch.Generator:
-        """Generator of (seed, path of the module), for special distributions. Prefer the methods below, whose values
-        can be drawn in slices."""
+        """Torch generator seeded by (seed, path of the module), for special distributions. Prefer the methods below,
+        whose values can be drawn in slices."""
         return torch.Generator("cpu").manual_seed(key_of(self._seed(), self.path))
 
     def fill(self, weight: Tensor, role: Role) -> None:
@@ -242,8 +242,8 @@ class DeepNormInitConfig(InitConfig, kind="deepnorm"):
 
 
 class SmallInitConfig(InitConfig, kind="small"):
-    """Small initialisation: std = sqrt(2 / (5 d)) (Nguyen & Salazar 2019, arXiv 1910.05895); outputs 2 / (L sqrt(d))
-    (Wang & Komatsuzaki, as in GPT-NeoX-20B, arXiv 2204.06745)."""
+    """Small initialisation: std = sqrt(2 / (5 d)) (Nguyen & Salazar 2019, arXiv 1910.05895); weights of the role output
+    2 / (L sqrt(d)) (Wang & Komatsuzaki, as in GPT-NeoX-20B, arXiv 2204.06745)."""
 
     def build(self, ctx: BuildContext) -> Init:
         small = math.sqrt(2.0 / (5.0 * ctx.d_model))

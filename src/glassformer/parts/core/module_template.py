@@ -18,8 +18,8 @@ ATOMS = (bool, int, float, str, type(None), torch.dtype, FunctionType, BuiltinFu
 class ModuleTemplate:
     """Template of a module: `make()` returns a copy like `copy.deepcopy(module)`, which shares only immutable values.
 
-    For modules on the meta device, because a large model has many equal ones: it examines the module once, and torch's
-    `nn.Module.__init__` and `__setattr__` do not run again."""
+    For modules on the meta device, because a large model has many equal layers: the template examines the module once,
+    and torch's `nn.Module.__init__` and `__setattr__` do not run again."""
 
     def __init__(self, module: nn.Module):
         self._root = id(module)
@@ -42,7 +42,8 @@ class ModuleTemplate:
 
 
 class _Form:
-    """Contents of one module of a template, grouped by the way they are copied."""
+    """Contents of one module inside a template, grouped by the way that a copy gets them (shared, new and empty,
+    copied)."""
 
     def __init__(self, module: nn.Module):
         self.module, self.id, self.kind = module, id(module), type(module)

@@ -1,5 +1,5 @@
-"""Parts outside this package: they register when their module is imported, or are installed with a package that names
-the module as an entry point of the group `glassformer.parts`."""
+"""Parts defined outside this package: they register when their module is imported, or are installed with a package that
+names the module as an entry point of the group `glassformer.parts`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_outside(one: type) -> bool:
 
 
 def modules_of(classes: Iterable[type]) -> dict[str, str]:
-    """Returns {module: folder of its import} for those of the classes that are defined outside this
+    """Returns {module: folder that it is imported from} for the modules of the classes that are defined outside this
     package, so that another process can import them. Raises RequestError for a class that another process cannot find:
     one of a script, a notebook or a function."""
     found: dict[str, str] = {}
@@ -159,8 +159,8 @@ def import_files(paths: Iterable[str]) -> None:
 
 
 def import_modules(modules: Mapping[str, str]) -> None:
-    """Imports the modules that `modules_of` returned in another process, {module: folder}. Raises RequestError for one
-    that cannot be imported."""
+    """Imports the modules of the mapping that `modules_of` returned in another process, {module: folder}. Raises
+    RequestError for a module that cannot be imported."""
     for name, folder in modules.items():
         if folder not in sys.path:
             sys.path.append(folder)  # last, because a user's file may have the name of a library's module

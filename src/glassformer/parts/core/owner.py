@@ -8,11 +8,11 @@ has correct values and gradients for any f: `enter` passes x on and sums its gra
 passes their gradient on (f and g of Shoeybi et al. 2019, 1909.08053). Weights that every owner has, inside such a
 branch, get a share of their gradient from each (`parallel/tensor.py`).
 
-A part whose class defines `divide(owner)` is such a branch: the parameters that it declares are already cut
-(`parts/core/shard.py`), and it takes its share of everything else that it counts. `take_share(owner)` does the same for
-linear layers, positions and norms inside. A subclass must define `divide` again, because its additions may need another
-division. A part that does not is computed whole by every owner. Parts do not know processes: the functions are passed
-in.
+A part whose class defines `divide(owner)` is such a branch: its parameters with declared cuts are already reduced to
+this owner's shards (`parts/core/shard.py`), and `divide` reduces everything else that it counts, such as heads.
+`take_share(owner)` does the same for linear layers, positions and norms inside the part. A subclass must define
+`divide` again, because its additions may need another division. A part that does not define `divide` is computed whole
+by every owner. Parts do not know processes: the functions are passed in.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ Seam = Callable[[Tensor], Tensor]
 
 
 def same(x: Tensor) -> Tensor:
-    """Returns x: the communication function of a single owner."""
+    """Returns x unchanged: the communication function of a single owner."""
     return x
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Vocabulary share of an owner: tokens `first` .. `last`-1 of `size`, whose rows it has.
+    """Share of a vocabulary of `size` tokens that one tensor-parallel rank ("owner") holds: the rows of tokens first ..
+    last-1.
 
     `most`: maximum over the owners, without a gradient; `gather`: logits (..., last - first) -> (..., size)."""
 
@@ -68,9 +69,9 @@ class Owner:
     enter         x -> x; gradients are summed
     leave         results are summed; their gradient passes unchanged
     enter_memory  `enter` for the other sequence, which every owner has whole
-    mix           results are summed, and their gradients too: inside a branch, before layers that are cut again
+    mix           results are summed, and their gradients too: inside a branch, before layers that are divided again
     most          maximum, without a gradient
-    gather        (x, axis, size) -> the shards of all owners along the axis; the gradient is cut to the own shard
+    gather        (x, axis, size) -> the shards of all owners along the axis; the gradient is sliced to its own
     """
 
     number: int
@@ -104,8 +105,8 @@ class Owner:
             )
 
     def vocabulary(self, size: int) -> Vocabulary:
-        """Returns this owner's share of a vocabulary of `size` tokens, as `Shard("vocab")` cuts the rows of the
-        table."""
+        """Returns this owner's share of a vocabulary of `size` tokens, divided as `Shard("vocab")` divides the rows of
+        the table."""
         first, last = self.number * size // self.of, (self.number + 1) * size // self.of
         if size < self.of:
             self.share("vocab_size", size)
@@ -113,7 +114,7 @@ class Owner:
 
 
 class Spread(Protocol):
-    """Division of the tokens of a stream (b, s, d) among owners."""
+    """Interface that divides the tokens of the residual stream (b, s, d) among tensor-parallel ranks ("owners")."""
 
     def spread(self, x: Tensor) -> Tensor:
         """Returns this owner's tokens (b, s', d), cut from x (b, s, d), which is equal on every owner."""
@@ -134,13 +135,13 @@ def says_how(part: nn.Module) -> bool:
 
 
 def is_branch(part: nn.Module) -> bool:
-    """Returns True if the part passes its input through `enter`, as a mixer and an FFN do."""
+    """Returns True if the part is a branch that passes its input through `enter`, as a mixer and an FFN are."""
     return hasattr(part, "enter")
 
 
 def take_share(inner: nn.Module, owner: Owner) -> None:
-    """Calls `take_share(owner)` of a module inside a divided part, if the module has that method, because it counts
-    more than its parameters."""
+    """Calls `take_share(owner)` of a module inside a divided part, if the module has that method, to reduce what its
+    declared parameters do not determine, such as its sizes."""
     if callable(take := getattr(inner, "take_share", None)):
         take(owner)
 

@@ -16,8 +16,8 @@ def first_problem(error: ValidationError) -> Any:
 
 
 def request_error(error: ValidationError, where: str = "", what: str = "config") -> RequestError:
-    """Returns a pydantic error as a RequestError. `where` is the start of its sentence; `what` is its field if several
-    fields contradict each other."""
+    """Returns pydantic's `error` as a RequestError. `where` is the start of the message; `what` is the error's `field`
+    if several fields contradict each other, so that pydantic names none."""
     first = first_problem(error)
     path = ".".join(str(step) for step in first["loc"])
     field = ".".join(filter(None, (path, str(first.get("ctx", {}).get("name", "")))))
@@ -34,7 +34,7 @@ def request_error(error: ValidationError, where: str = "", what: str = "config")
 
 
 def _code_of(kind: str) -> Code:
-    """Returns the code of a RequestError for a type of pydantic error."""
+    """Returns the `code` of a RequestError for `kind`, the type of a pydantic error such as "int_parsing"."""
     if kind.endswith(("_type", "_parsing", "_from_float")):
         return "type"
     known: dict[str, Code] = {

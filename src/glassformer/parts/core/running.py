@@ -17,23 +17,23 @@ import torch
 from torch import Tensor
 
 Look = Callable[[Tensor, int, int], None]
-"""Function look(x, first, total): x holds rows first, first + 1, ... of `total` along the axis s; most sites show all
-rows at once."""
+"""Function look(x, first, total) that observes a value: x holds rows first, first + 1, ... of `total` rows along the
+axis s (tokens); most sites show all rows at once."""
 
 Edit = Callable[[Tensor], Tensor]
-"""Function edit(x); returns the value that replaces x."""
+"""Function edit(x) that changes a value: returns the tensor that replaces x."""
 
 
 @dataclass(frozen=True)
 class Tap:
-    """Functions that a site calls with the value that passes it, in this order."""
+    """Functions that one site calls with each value that passes it: first the edits, then the looks (observers)."""
 
     edits: tuple[Edit, ...] = ()
     looks: tuple[Look, ...] = ()
 
 
 class Eagerly:
-    """Record of code in which nothing is compiled, because a model is observed or edited: the number of its open
+    """State of the contexts in which nothing is compiled, because a model is observed or edited: the number of open
     contexts, and the warnings already given."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Eagerly:
         self.warned: set[str] = set()
 
     def first(self, what: str) -> bool:
-        """Returns True in the first call with this `what`, so that each warning is given once."""
+        """Returns True in the first call with this text `what`, so that each warning is given once."""
         new = what not in self.warned
         self.warned.add(what)
         return new
@@ -52,11 +52,12 @@ class Running:
     """State of the code that one thread runs; the defaults are the state outside any context."""
 
     taps: Mapping[Any, Tap] | None = None
-    """Site -> the functions that it calls (`parts/core/site.py`); None if no site calls any."""
+    """Mapping from each site to the functions that it calls (`parts/core/site.py`); None if no site calls any."""
     compiles: bool = False
-    """True if regions are compiled (`parts/region.py`)."""
+    """True if regions (elementwise functions) are compiled (`parts/region.py`)."""
     eagerly: Eagerly | None = None
-    """Set while a model is observed or edited: nothing is then compiled, whatever `compiles` is. None otherwise."""
+    """State of the contexts in which nothing is compiled, whatever `compiles` is, because a model is observed or
+    edited; None outside such contexts."""
     reduce: Callable[[Tensor], Tensor] | None = None
     """Function that sums over the processes that share a batch (`parts/core/reduce.py`); None for one process."""
 

@@ -1,7 +1,8 @@
-"""Division of a parameter among tensor-parallel ranks ("owners"), declared as data next to the part that holds it.
+"""Division of a parameter among tensor-parallel ranks ("owners"), declared as data next to the part that holds the
+parameter.
 
-A module's `shards` maps the names of its parameters to the cut of each linear layer stacked in them; a parameter that
-is not named is replicated. For y = x W^T with W (o, i):
+A module's `shards` maps the name of each parameter to the cuts (`Shard`), one for each linear layer stacked in the
+parameter; a parameter that is not named is replicated. For y = x W^T with W (o, i):
 
 column      rows of W, outputs:     y = [x W_1^T, x W_2^T]          W_Q, W_K, W_V, W_gate, W_up and their biases
 row         columns of W, inputs:   y = x_1 W_1^T + x_2 W_2^T       W_O, W_down; the bias is added once
@@ -29,8 +30,8 @@ Cut = Literal["column", "row", "expert", "vocab", "replicated"]
 
 @dataclass(frozen=True)
 class Shard:
-    """Cut of one linear layer among owners. `units` is the number of equal pieces that stay whole (heads, experts);
-    None if single rows or columns may be separated.
+    """Division of one linear layer among tensor-parallel ranks ("owners"), its "cut". `units` is the number of equal
+    pieces that stay whole (heads, experts); None if single rows or columns may be separated.
 
     `rows`: number of rows of the layer in its parameter; None for all of them."""
 
@@ -40,7 +41,7 @@ class Shard:
 
     @property
     def axis(self) -> int:
-        """Axis along which the parameter is cut."""
+        """Axis along which the parameter is divided: 0 for rows, 1 for columns."""
         return 1 if self.cut == "row" else 0
 
     def piece(self, values: Tensor, owner: int, owners: int) -> Tensor:
@@ -66,17 +67,18 @@ class Shard:
 REPLICATED = Shard()
 
 Shards = dict[str, tuple[Shard, ...]]
-"""Mapping from the name of a parameter to the cuts of the layers stacked by rows in it."""
+"""Mapping from the name of a parameter to the cuts (`Shard`) of the layers stacked by rows in the parameter."""
 
 
 def declared(module: nn.Module) -> Shards:
-    """Returns the cuts that a module declares for its parameters; empty without a declaration."""
+    """Returns the cuts (`Shard`) that a module declares for its parameters, by name; empty without a declaration."""
     found: Shards = getattr(module, "shards", {})
     return found
 
 
 def shards_of(model: nn.Module) -> Shards:
-    """Returns {full name: cuts} for every parameter of a model; a parameter without a declared cut is replicated."""
+    """Returns {full name: cuts (`Shard`)} for every parameter of a model; a parameter without a declared cut is
+    replicated."""
     found: Shards = {}
     for path, module in model.named_modules():
         own = declared(module)
@@ -90,8 +92,8 @@ Region = tuple[tuple[int, int], ...]
 
 
 def regions(shape: Sequence[int], shards: tuple[Shard, ...], owner: int, owners: int) -> list[Region]:
-    """Returns the regions of an owner's shard in a parameter of this shape, one for each layer; the shard stacks them
-    by rows."""
+    """Returns the regions that an owner's shard takes from a parameter of this shape, one for each stacked layer; the
+    shard stacks them by rows."""
     made, row = [], 0
     for shard in shards:
         rows = shape[0] if len(shards) == 1 else shard.rows or 0

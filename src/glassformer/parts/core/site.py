@@ -1,4 +1,4 @@
-"""Named places inside the model, at which activations can be observed and edited."""
+"""Sites: named places inside the model, at which activations can be observed and edited."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from glassformer.parts.core.running import Edit, Look, Tap, put, thread
 
 
 class Joint(Protocol):
-    """Interface of a value that is divided among several owners (`parallel/tensor.py`)."""
+    """Interface that converts between the whole value at a site and the shard of each tensor-parallel rank ("owner")
+    (`parallel/tensor.py`)."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """Returns the whole value, from the shard x of each owner."""
+        """Returns the whole value, gathered from the shard x of each owner."""
 
     def cut(self, x: Tensor) -> Tensor:
         """Returns this owner's shard of the whole value x."""
@@ -24,30 +25,31 @@ class Joint(Protocol):
 
 @runtime_checkable
 class Choosy(Protocol):
-    """Observer that wants only some heads, so that a part need not compute the others for it."""
+    """Interface of an observer that wants only some heads, so that a part need not compute the values of other
+    heads."""
 
     def among(self, heads: int) -> tuple[Look, list[int]]:
-        """Returns a function that takes the values of the wanted heads, and the indices of these heads among
-        `heads`."""
+        """Returns (look, heads): the function to call with the values of the wanted heads, and the indices of these
+        heads, of `heads` in all."""
 
 
 class Site(nn.Module):
     """Identity with a name: `Site()(x) is x`.
 
     Its path in the module tree is its public name (`layers.3.mixer.pattern`). `edit_at` and `look_at` set the functions
-    of a thread: the value is changed by the edits, after any forward hooks, and shown to the looks. Without any the
-    call returns at once and costs about 0.2 us.
+    of a thread: the value is changed by the edits, after any forward hooks of torch, and shown to the looks
+    (observers). Without such functions the call returns at once and costs about 0.2 us.
     """
 
     axes: str
     name: str | None
     joint: Joint | None = None
-    """Conversion between this owner's shard and the whole value, which is shown and edited; None if the value is not
-    divided."""
+    """Conversion between the shard of this tensor-parallel rank and the whole value, which is observed and edited; None
+    if the value is not divided."""
 
     def __init__(self, axes: str = "bsd", name: str | None = None):
-        """`axes`: dimensions of the value, one letter each, such as "bsd". `name` replaces the last step of the site's
-        public path, for a site whose name another attribute has already."""
+        """`axes`: names of the axes of the value, one letter each, such as "bsd". `name` replaces the last step of the
+        site's path in the module tree, where another attribute has that name already; None to keep the path."""
         super().__init__()
         # bypasses __setattr__: half of all modules are sites, and a quarter of the time a model takes to build is torch
         # looking for parameters
@@ -84,7 +86,8 @@ class Site(nn.Module):
         return bool(self._forward_hooks) or (taps is not None and self in taps)
 
     def show(self, x: Tensor, first: int, total: int) -> None:
-        """Calls all observers of this site with x, which holds rows first, first + 1, ... of `total` rows."""
+        """Calls all observers of this site with x, which holds rows first, first + 1, ... of the `total` rows along the
+        axis s."""
         looks = self._tap.looks
         if looks and self.joint is not None:
             x = self.joint.gather(x)
@@ -92,8 +95,8 @@ class Site(nn.Module):
             look(x, first, total)
 
     def lookers(self, heads: int) -> Iterator[tuple[Look, list[int]]]:
-        """Yields (function, indices of the heads to show it) for every observer of this site: all heads, or those that
-        a `Choosy` observer wants."""
+        """Yields (function, indices of the heads whose values it takes) for every observer of this site: all of the
+        `heads` heads, or those that a `Choosy` observer wants."""
         looks = self._tap.looks
         if self.joint is not None and looks:  # each owner has separate heads, which are shown together
             yield self.show, list(range(heads))
@@ -125,8 +128,8 @@ _NO_TAP = Tap()
 
 @contextmanager
 def tapped(taps: Iterable[tuple[Site, Tap]]) -> Iterator[None]:
-    """Context manager that makes each site call its functions, after those of earlier contexts. Leaving removes exactly
-    these, whatever was added or removed since."""
+    """Context manager that makes each site call the functions of its `Tap`, after those of earlier contexts. Leaving
+    removes exactly these functions, whatever was added or removed since."""
     ours = list(taps)
     held = dict(thread.now.taps or {})
     for site, tap in ours:
@@ -146,7 +149,7 @@ def tapped(taps: Iterable[tuple[Site, Tap]]) -> Iterator[None]:
 
 
 def _without(entries: tuple[Any, ...], gone: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the entries without the last occurrence of each of `gone`."""
+    """Returns `entries` without the last occurrence of each element of `gone`."""
     kept = list(entries)
     for one in gone:
         if places := [i for i, entry in enumerate(kept) if entry is one]:
@@ -166,7 +169,8 @@ def edit_at(edits: Iterable[tuple[Site, Edit]]) -> AbstractContextManager[None]:
 
 
 def unseen(module: nn.Module) -> bool:
-    """Returns True if no site or hook of torch observes or edits the module or its parts."""
+    """Returns True if nothing observes or edits values inside the module: no function at a site, and no hook of
+    torch."""
     return not any(
         each._forward_hooks
         or each._forward_pre_hooks

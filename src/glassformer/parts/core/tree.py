@@ -1,4 +1,4 @@
-"""Setting of values by a path in the plain tree of a config."""
+"""Setting of values by path in a config, written as nested dicts and lists (a "plain tree")."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from glassformer.parts.core.base import WORDS, of_kind
 
 
 def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequence[str] = ()) -> None:
-    """Sets tree[step]...[last] = value, in place, in the plain tree of a config. Another `kind` of a part keeps the
-    fields that both kinds have. `path` is the user's text, for messages; `also` are other valid first steps. Raises
-    RequestError for a path that the tree lacks."""
+    """Sets the value at the path `steps` to the one that the text `value` represents, in place, in a config of dicts
+    and lists. Setting the `kind` of a part keeps the fields that the old and the new kind have. `path` is the user's
+    text, for messages; `also` are other valid first steps. Raises RequestError for a path that the tree lacks."""
     *way, last = steps
     known = also
     for step in way:
@@ -33,7 +33,8 @@ def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequ
 
 
 def _adding(step: str) -> str:
-    """Returns the end of a sentence with the short names that add the part `step`; empty if no short name does."""
+    """Returns the end of a sentence with the short names, such as `+qk_norm`, that add the part named `step`; empty if
+    no short name does."""
     some = [str(word) for word, part in WORDS.values() if step in (word.change, part.axis.rpartition("_")[2])]
     return f", such as {', '.join(f'+{word}' for word in some[:4])}" if some else ""
 

@@ -3,8 +3,8 @@
     class RMSNormConfig(NormConfig, kind="rmsnorm", words="rmsnorm"):
     class SlidingWindowConfig(VisibilityConfig, kind="...", words=Word("window", whole("window"), "256")):
 
-A word replaces the model's part on that axis. A word with `change` changes a property of the mixers that have it. A
-word of an axis' base class sets fields of the model's present choice.
+A word replaces the model's part of the same axis (norm, mixer). A word with `change` changes a property of all mixers
+that have the property. A word of an axis' base class sets fields of the part that the model has.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import Any
 from glassformer.errors import RequestError
 
 Reader = Callable[[str, str], Mapping[str, Any]]
-"""Function of (word, text after its colon); returns fields. Raises RequestError."""
+"""Function of (short name, text after the colon) that returns the fields of a config; raises RequestError for a text
+that it cannot read."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """Short name, `+name` or `+name:value`.
+    """Short name of a part in an expression, `+name` or `+name:value`.
 
-    read      function that makes fields of the value; None for a word without a value
+    read      function that makes fields from the value; None for a word without a value
     example   a value, for listings and messages
     optional  True if the value may be left out
-    fields    further fields that the word sets
+    fields    further fields of the config that the word sets
     change    property of mixers that the word changes, to the value of the field of that name; a function gets the
               old value and the norm of the block
     """
@@ -39,13 +40,14 @@ class Word:
     change: str = ""
 
     def __str__(self) -> str:
-        """Returns the short name with its example, as in a listing: `gqa:2`, `swiglu[:1024]`, `rope`."""
+        """Returns the short name with its example value, as in a listing: `gqa:2`, `swiglu[:1024]` (optional),
+        `rope`."""
         value = f":{self.example}" if self.read else ""
         return f"{self.name}[{value}]" if self.optional else f"{self.name}{value}"
 
     def given(self, value: str | None) -> dict[str, Any]:
-        """Returns the fields that `+name:value` sets, or `+name` for a `value` of None. Raises RequestError for a value
-        that is missing, superfluous or unreadable."""
+        """Returns the fields of a config that `+name:value` sets, or `+name` for a `value` of None. Raises RequestError
+        for a value that is missing, superfluous or unreadable."""
         if self.read is None:
             if value is not None:
                 raise RequestError(
@@ -77,12 +79,12 @@ def as_words(words: Words) -> tuple[Word, ...]:
 
 
 def whole(name: str) -> Reader:
-    """Returns a reader of the text after the colon as a whole number >= 1, for the field `name`."""
+    """Returns a function of (short name, text) that reads the text as a whole number >= 1, the field `name`."""
     return lambda word, text: {name: whole_number(word, text)}
 
 
 def positive(name: str) -> Reader:
-    """Returns a reader of the text after the colon as a number > 0, for the field `name`."""
+    """Returns a function of (short name, text) that reads the text as a number > 0, the field `name`."""
     return lambda word, text: {name: positive_number(word, text)}
 
 

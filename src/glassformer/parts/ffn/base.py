@@ -51,7 +51,7 @@ class _GeluTanh(torch.autograd.Function):
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """Returns the activation `F.gelu(x, approximate="tanh")`, keeping only x for the backward pass."""
+    """Returns the activation `F.gelu(x, approximate="tanh")` of x; only x is kept for the backward pass."""
     return _GeluTanh.apply(x)
 
 
@@ -70,7 +70,8 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 EXTRA_KEPT = {"relu": 0, "sigmoid": 0, "gelu": 1, "gelu_tanh": 1, "silu": 1, "relu2": 1}
-"""Activation -> number of elements that it keeps for the backward pass, per element of its input, beyond its result."""
+"""Mapping {activation: number of elements that it keeps for the backward pass, per element of its input, beyond its
+result}."""
 
 
 class FFN(nn.Module):
@@ -85,21 +86,23 @@ class FFN(nn.Module):
     by_token: bool = False
     """True if each output depends only on the token at its position."""
     enter: Seam | None = None
-    """Function applied to x first if several owners share the FFN (`parts/core/owner.py`); None for one owner."""
+    """Function applied to x first, if tensor-parallel ranks share the FFN (`parts/core/owner.py`); None for one
+    rank."""
 
     @property
     def spreads(self) -> bool:
-        """True if processes may share the tokens of a sequence, as those of a batch."""
+        """True if several processes may divide the tokens of a sequence among them, as they divide those of a batch."""
         return self.by_token
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this FFN by the name of the site that each makes, or of its parameter."""
+        """Returns the weight matrices of this FFN, each by the name of the site that it computes, or else of its
+        parameter."""
         return matrices_of(self)
 
 
 def _matched(hidden: int | None, before: int, after: int) -> int | None:
-    """Returns the width at which `after` matrices have together the weights of `before` matrices of width `hidden`; a
-    smaller width is rounded up to a multiple of 8. None for None."""
+    """Returns the width at which `after` matrices together have as many weights as `before` matrices of width `hidden`;
+    a smaller width is rounded up to a multiple of 8. None for a `hidden` of None."""
     if hidden is None or before == after:
         return hidden
     return -(-before * hidden // (8 * after)) * 8 if after > before else round(hidden * before / after)
@@ -107,7 +110,7 @@ def _matched(hidden: int | None, before: int, after: int) -> int | None:
 
 class FFNConfig(PartConfig, axis="ffn"):
     hidden: int | None = Field(None, gt=0, le=1 << 24)
-    """Width f of the hidden layer; None for the width that keeps 8 d^2 weights."""
+    """Width f of the hidden layer; None for the width with which the matrices together have 8 d^2 weights."""
     causal: ClassVar[bool] = True
     """True if no output of the FFN depends on later tokens."""
 
@@ -118,15 +121,16 @@ class FFNConfig(PartConfig, axis="ffn"):
 
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns parameters, FLOPs (2 for each multiplication with an addition) and bytes of the FFN for this
-        shape."""
+        """Returns parameters, FLOPs (2 for each multiplication with an addition) and bytes of the FFN for the workload
+        `shape`."""
 
     @abstractmethod
     def width(self, ctx: BuildContext) -> int:
-        """Returns the width of the hidden layer: `hidden`, or the default for this model."""
+        """Returns the width f of the hidden layer: `hidden`, or its default for this model."""
 
     def divided(self, ctx: BuildContext, owners: int) -> FFNConfig:
-        """Returns the config of one owner's share: an FFN with 1/`owners` of the hidden layer."""
+        """Returns the config of an FFN with 1/`owners` of the hidden layer: the share of one of `owners`
+        tensor-parallel ranks."""
         return self.replace(hidden=self.width(ctx) // owners)
 
     def check_built(self, ffn: FFN) -> None:
@@ -144,13 +148,12 @@ class FFNConfig(PartConfig, axis="ffn"):
         return 2
 
     def as_experts(self) -> dict[str, Any] | None:
-        """Returns the fields of an `ExpertsConfig` whose experts are networks of this kind; None if experts cannot
-        be."""
+        """Returns the fields of an `ExpertsConfig` whose experts are FFNs like this one; None if experts cannot be."""
         return None
 
     def absorbing(self, new: FFNConfig, hidden: int | None) -> FFNConfig | None:
-        """Returns this config with its inner networks changed to the kind of `new`, for a model in which `new` replaces
-        the FFN; None if this FFN consists of no inner networks, so that `new` replaces all of it."""
+        """Returns this config with its inner FFNs (experts) changed to the kind of `new`, for a model in which `new`
+        replaces the FFN; None for an FFN without inner ones, so that `new` replaces all of it."""
         return None
 
     def with_bias(self, bias: bool) -> Any:
@@ -159,9 +162,9 @@ class FFNConfig(PartConfig, axis="ffn"):
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
-        """Returns a config of this kind in place of `old`, with the given `fields`. The number of weights stays (three
-        matrices of 2/3 the width for two, and the reverse), and so do the biases. Experts stay experts, whose networks
-        change their kind. For None, a model without an FFN, the width is the default."""
+        """Returns a config of this kind to replace `old`, with the given `fields`. The number of weights stays (three
+        matrices of 2/3 the width for two, and the reverse), and so do the biases. If `old` has experts, the result has
+        experts of this kind. The width is the default for an `old` of None, a model without an FFN."""
         size = fields.pop("hidden", None)
         if type(old) is cls:
             return old.replace(**fields, hidden=size or old.hidden)

@@ -1,4 +1,4 @@
-"""Experts that choose their tokens, instead of tokens that choose their experts."""
+"""Experts that choose their tokens, where a router would let tokens choose their experts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ExpertChoice(FFN):
     is **not causal**: next-token training would leak the target, and a decoding step would choose from a single token
     (see the paper's section on limitations). Both are refused. Each text of a batch is separate.
 
-    Sites: affinity (the p of the choice), and out.
+    Sites: affinity (p), and out.
     """
 
     causal = False
@@ -62,7 +62,8 @@ class ExpertChoice(FFN):
         self.affinity, self.out = Site("bse"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices by name; those of the experts have one "head" for each expert."""
+        """Returns the weight matrices by name; those of the experts count as divided into heads, one for each
+        expert."""
         maps = {"gate": self.gate_proj, "up": self.up_proj, "down": self.down_proj}
         own = {
             name: Matrix(linear.weight, 0, len(linear.weight), len(linear.outs), linear)
@@ -106,13 +107,13 @@ class ExpertChoice(FFN):
 
 
 def taken_of(s: int, k: int, e: int) -> int:
-    """Returns c = ceil(s k / e), the number of tokens that each of e experts takes of s tokens, for k experts per token
-    on average."""
+    """Returns c = ceil(s k / e), the number of the s tokens that each of e experts takes, for k experts per token on
+    average."""
     return min(s, math.ceil(s * k / e))
 
 
 def _each(linear: GroupedLinear, rows: Float[Tensor, "e r i"]) -> Float[Tensor, "e r o"]:
-    """Returns, for every expert i, the product of its rows (r, i) with its matrix."""
+    """Returns the product of each expert's rows (r, i) with its matrix in `linear`, (e, r, o)."""
     y = torch.bmm(rows, linear.maps().transpose(1, 2))
     return y if linear.bias is None else y + linear.bias.to(y.dtype).view(len(linear.outs), 1, -1)
 
@@ -134,7 +135,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
 
     n_experts: int = Field(8, gt=0, le=1 << 16)
     top_k: int = Field(2, gt=0, le=1 << 16)
-    """Mean number of experts of a token: the paper's capacity factor."""
+    """Mean number k of experts per token: the paper's capacity factor."""
     gated: bool = True
     activation: Literal["sigmoid", "relu", "gelu", "gelu_tanh", "silu", "relu2"] = "silu"
     bias: bool = False
@@ -153,7 +154,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: object) -> FFNConfig | None:
-        """Returns a config of experts of the kind of `old`, each of 1/`top_k` of the width of `old`, as
+        """Returns a config of experts of the kind of `old`, each with 1/`top_k` of the width of `old`, as
         `ExpertsConfig.replacing` does."""
         if old is None or type(old) is cls:
             return old and old.replace(**fields)
@@ -166,13 +167,13 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
         return cls(**{**like, **fields, "hidden": hidden})
 
     def dense(self, hidden: int | None) -> GluConfig | MlpConfig:
-        """Returns the config of a dense network of the experts' kind, of width `hidden`; None for the default width."""
+        """Returns the config of a single FFN of the experts' kind, of width `hidden`; None for the default width."""
         kind = GluConfig if self.gated else MlpConfig
         return kind(hidden=hidden, activation=self.activation, bias=self.bias)
 
     def divided(self, ctx: BuildContext, owners: int) -> ExpertChoiceConfig:
-        """Returns the config of one owner, with the default width filled in: owners divide whole experts, not the
-        hidden layer."""
+        """Returns the config of one tensor-parallel rank's share, with the default width filled in: ranks divide whole
+        experts, not the hidden layer."""
         return self.replace(hidden=self.width(ctx))
 
     def width(self, ctx: BuildContext) -> int:
@@ -185,7 +186,8 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the experts: c rows for each in every text; the weights of all experts are moved."""
+        """Returns the cost of the experts: c rows of each expert in every sequence; the weights of all experts are
+        moved."""
         e, k = self.n_experts, self.top_k
         fp32 = torch.promote_types(shape.inputs, torch.float32)
         wide = Shape(**{**vars(shape), "product_dtype": fp32, "input_dtype": fp32})
@@ -194,7 +196,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
         one = self.dense(self.width(ctx)).costs(ctx, rows)
         cast = shape.keeps_once((e - 1) * one.parameters) if shape.products != shape.dtype else 0
         taken = rows.keeps(2, torch.int64) + rows.keeps(1, fp32) + shape.keeps(e, fp32)  # indices, weights; all p
-        kept = one.kept + cast + taken + rows.keeps(2 * ctx.d_model)  # results, and weighted results
+        kept = one.kept + cast + taken + rows.keeps(2 * ctx.d_model)  # before and after the weights
         return linear_cost(ctx, wide, ctx.d_model, e) + Cost(
             parameters=e * one.parameters, active_parameters=k * one.parameters, flops=one.flops, kept=kept,
             kept_selective=one.kept_selective, moved_bytes=one.moved_bytes + (e - 1) * shape.reads(one.parameters),

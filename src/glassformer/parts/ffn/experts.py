@@ -1,4 +1,4 @@
-"""Mixture of experts: many feed-forward networks; a few process each token."""
+"""Mixture of experts: many feed-forward networks, a few of which process each token."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ class Router(Linear):
         return weights * self.scale, chosen
 
     def _in_groups(self, rank: Float[Tensor, "*b e"]) -> Float[Tensor, "*b e"]:
-        """Returns the values `rank` that decide the choice of experts, with -inf for experts outside the
-        `top_groups` best groups."""
+        """Returns the values `rank` (p plus the selection bias), which decide the choice of experts, with -inf for
+        experts outside the `top_groups` best groups."""
         of_group = rank.unflatten(-1, (self.n_groups, -1))
         best = of_group.topk(self.group_best, dim=-1).values.sum(-1).topk(self.top_groups, dim=-1).indices
         counts = torch.zeros_like(of_group[..., 0], dtype=torch.bool).scatter(-1, best, True)
@@ -186,8 +186,8 @@ class Router(Linear):
 
 
 def mean_of(x: Float[Tensor, "n ..."], real: Bool[Tensor, "*b"] | None) -> Tensor:
-    """Returns the mean of the rows of x that the mask `real` marks; None for all rows. 0 if it marks none, and bit for
-    bit `x.mean(0)` if it marks all."""
+    """Returns the mean of the rows of x where the mask `real` is True; None for all rows. 0 if no element is True, and
+    bit for bit `x.mean(0)` if all are."""
     if real is None:
         return x.mean(0)
     rows = real.flatten()
@@ -196,7 +196,8 @@ def mean_of(x: Float[Tensor, "n ..."], real: Bool[Tensor, "*b"] | None) -> Tenso
 
 
 def check_routing(e: int, k: int, n_groups: int, top_groups: int, group_best: int) -> None:
-    """Raises RequestError if no router can choose k of e experts in these groups."""
+    """Raises RequestError if no router can choose k of e experts from `top_groups` of `n_groups` groups, ranked by
+    their `group_best` largest values."""
     sizes = {"n_experts": e, "top_k": k, "n_groups": n_groups, "top_groups": top_groups, "group_best": group_best}
     for name, value in sizes.items():
         check_whole(name, value)
@@ -272,7 +273,8 @@ class Experts(FFN):
         self.exchange = exchange
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices by name; those of the experts have one "head" for each expert."""
+        """Returns the weight matrices by name; those of the experts count as divided into heads, one for each
+        expert."""
         maps = {"gate": self.gate_proj, "up": self.up_proj, "down": self.down_proj}
         own = {
             name: Matrix(linear.weight, 0, len(linear.weight), len(linear.outs), linear)
@@ -317,8 +319,8 @@ class Experts(FFN):
     def mix(
         self, x: Float[Tensor, "*b d"], weights: Float[Tensor, "*b k"], chosen: Int[Tensor, "*b k"]
     ) -> Float[Tensor, "*b d"]:
-        """Returns the output of the routed experts, sum_k w_k E_k(x), or with weigh="input" sum_k E_k(w_k x). The
-        weights of an expert are read once, for all its rows together."""
+        """Returns the output of the routed experts, sum_k w_k E_k(x), or with weigh="input" sum_k E_k(w_k x). All rows
+        of an expert are computed together, so that its weights are read once."""
         by_expert, order = chosen.flatten().sort(stable=True)
         flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
         flat = flat.to(product_dtype(flat))
@@ -380,8 +382,8 @@ class Experts(FFN):
 
 
 def read_experts(word: str, text: str) -> dict[str, Any]:
-    """Returns the fields of a config that the text of moe:E:K or moe:E:K:F sets: E experts, K per token, each F
-    wide."""
+    """Returns the fields of an `ExpertsConfig` for the text of the short name `+moe:E:K` or `+moe:E:K:F`: E experts, K
+    per token, each F wide."""
     if not 2 <= text.count(":") + 1 <= 3:
         raise RequestError(
             f"{word}:{text}: use moe:experts:chosen, such as moe:8:2, or moe:experts:chosen:hidden",
@@ -403,13 +405,13 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     n_shared: int = Field(0, ge=0, le=1 << 16)
     """Number of experts that process every token, as one FFN of n_shared times the width."""
     shared_hidden: int | None = Field(None, gt=0, le=1 << 24)
-    """Width of the shared FFN; None for n_shared times `hidden`."""
+    """Width of the shared FFN; None for `n_shared` times `hidden`."""
     shared_gate: bool = False
     """True if the output of the shared FFN is multiplied by sigmoid(x w)."""
     weigh: Weigh = "output"
-    """Factor that the router's weight of an expert multiplies: its output or its input."""
+    """"output" if the router's weight of an expert multiplies its output, "input" if its input."""
     clamp: Clamp | None = None
-    """Bounds of a SwiGLU; None without bounds."""
+    """Bounds of the gating, for SwiGLU experts; None without bounds."""
     router_bias: bool = False
     n_groups: int = Field(1, gt=0, le=1 << 16)
     top_groups: int = Field(1, gt=0, le=1 << 16)
@@ -419,13 +421,14 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     """True if the weights of the chosen experts sum to `scale`. With softmax this is the softmax over only the
     chosen."""
     scale: float = Field(1.0, gt=0)
-    """Factor on the sum of the chosen experts."""
+    """Factor on the summed output of the chosen experts."""
     balance_loss: float = Field(0.01, ge=0)
     z_loss: float = Field(0.0, ge=0)
     balance_rate: float | None = Field(None, ge=0)
-    """Rate of the selection bias; 0 for a constant bias, None for no bias."""
+    """Step of the selection bias after each optimizer step; 0 for a constant bias, None for no bias."""
     capacity: float | None = Field(None, gt=0)
-    """In training, an expert serves at most this multiple of its even share of a pass; None for no limit."""
+    """Largest number of tokens that an expert serves in a training pass, as a multiple of its even share; None for no
+    limit."""
 
     @model_validator(mode="after")
     def _fits(self) -> ExpertsConfig:
@@ -458,9 +461,9 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
 
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
-        """Returns a config of experts of the kind of `old`, with the given `fields`; None for None. A token uses
-        equally many weights as before: each of its K experts has 1/K of the width. Raises RequestError for a kind that
-        experts cannot have."""
+        """Returns a config of experts of the kind of `old`, with the given `fields`; None for an `old` of None. A token
+        uses as many weights as before: each of its K experts has 1/K of the width. Raises RequestError for a kind of
+        FFN that experts cannot have."""
         if old is None:
             return None
         if type(old) is cls:
@@ -474,7 +477,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         return cls(**like, **fields, hidden=hidden)
 
     def dense(self, hidden: int | None) -> GluConfig | MlpConfig:
-        """Returns the config of a dense network of the experts' kind, of width `hidden`; None for the default width."""
+        """Returns the config of a single FFN of the experts' kind, of width `hidden`; None for the default width."""
         more = {"clamp": self.clamp} if self.gated else {}
         kind = GluConfig if self.gated else MlpConfig
         return kind(hidden=hidden, activation=self.activation, bias=self.bias, **more)
@@ -483,8 +486,8 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         return self.hidden or share_of(self.dense(None).width(ctx), self.top_k + self.n_shared)
 
     def divided(self, ctx: BuildContext, owners: int) -> ExpertsConfig:
-        """Returns the config of one owner: the shared experts are divided; routed ones stay whole and are divided by
-        expert."""
+        """Returns the config of one tensor-parallel rank's share: shared experts are divided by width, routed experts
+        stay whole."""
         shared = (self._shared(ctx).hidden or 0) // owners if self.n_shared else None
         return self.replace(hidden=self.width(ctx), shared_hidden=shared)
 
@@ -519,8 +522,8 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         return self.dense(self.shared_hidden or self.n_shared * self.width(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the experts: k rows for every token. The weights of at least k experts are moved. The
-        results, the choice and its weights are kept in addition to the tensors of the networks."""
+        """Returns the cost of the experts, k rows for every token. The weights of at least k experts are moved. Beyond
+        the tensors that the FFNs keep, the results of the experts, the choice and its weights are kept."""
         d, e, k = ctx.d_model, self.n_experts, self.top_k
         fp32 = torch.promote_types(shape.inputs, torch.float32)
         router = linear_cost(ctx, replace(shape, product_dtype=fp32, input_dtype=fp32), d, e, bias=self.router_bias)
@@ -545,8 +548,8 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
 
 
 def kind_inside(new: FFNConfig) -> dict[str, Any]:
-    """Returns the fields `gated` and `activation` that make experts networks of the kind of `new`. Raises RequestError
-    for a kind that experts cannot have."""
+    """Returns the fields `gated` and `activation` of an `ExpertsConfig` whose experts are FFNs of the kind of `new`.
+    Raises RequestError for a kind that experts cannot have."""
     if (like := new.as_experts()) is None:
         raise RequestError(
             f"experts cannot be of the kind {new.kind}; give the model another ffn first, or leave out the experts",

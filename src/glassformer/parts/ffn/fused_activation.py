@@ -1,8 +1,8 @@
-"""Fused activations: in inference, a matmul with its activation; in training, a gating that keeps as little as
-possible.
+"""Fused activations: in inference, a matmul with its activation in one operation; in training, a gating (phi(gate) *
+up) that keeps few tensors for the backward pass.
 
-A matmul with its activation is one pass of oneDNN in place of three that would each read and write the result: for bf16
-on a CPU, without gradients. The result is rounded less often.
+For bf16 on a CPU, without gradients, oneDNN computes the matmul, bias and activation in one pass instead of three that
+each read and write the result. The result is then rounded less often.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ ENDINGS = {
     "silu": ("swish", ""),
     "sigmoid": ("sigmoid", ""),
 }
-"""Activation -> (oneDNN's name, oneDNN's algorithm), for each activation that oneDNN can fuse."""
+"""Mapping {activation: (its name in oneDNN, oneDNN's algorithm)} of the activations that oneDNN can fuse with a
+matmul."""
 ROWS = 32
-"""Least number of tokens for which fusion gains time: matmuls are then bound by arithmetic, and the operations around
-them by memory."""
+"""Least number of tokens for which fusion saves time: matmuls are then bound by arithmetic, elementwise operations by
+memory."""
 
 Product = tuple[Linear, Site]
 """Tuple of a linear layer and the site of its result."""
 
 
 def activated_at_once(x: Tensor, activation: str, up: Product) -> Tensor | None:
-    """Returns phi(x W^T + b) (..., o) of x (..., i), computed in one pass; None if oneDNN cannot compute it here."""
+    """Returns phi(x W^T + b) (..., o) of x (..., i), with W and b of the layer in `up`, in one pass of oneDNN; None if
+    oneDNN cannot compute this here."""
     if not _serves(x, activation, up):
         return None
     _show(x, up)
@@ -44,8 +46,8 @@ def activated_at_once(x: Tensor, activation: str, up: Product) -> Tensor | None:
 
 
 def gated_at_once(x: Tensor, activation: str | None, gate: Product, up: Product) -> Tensor | None:
-    """Returns phi(x W_gate^T + b) * (x W_up^T + b) (..., f) of x (..., d), computed in two passes; None if oneDNN
-    cannot compute it here."""
+    """Returns phi(x W_gate^T + b) * (x W_up^T + b) (..., f) of x (..., d) in two passes of oneDNN; None if oneDNN
+    cannot compute this here."""
     if not _serves(x, activation, gate, up):
         return None
     _show(x, gate, up)
@@ -55,8 +57,8 @@ def gated_at_once(x: Tensor, activation: str | None, gate: Product, up: Product)
 
 
 def _serves(x: Tensor, activation: str | None, *products: Product) -> bool:
-    """Returns True if oneDNN can compute these matmuls of x (..., s, i) with this activation, and no edit changes one
-    of their results."""
+    """Returns True if oneDNN can compute these layers for x (..., s, i) with this activation, and nothing edits one of
+    their results."""
     return (
         activation in ENDINGS
         and x.dtype == torch.bfloat16
@@ -73,7 +75,7 @@ def _serves(x: Tensor, activation: str | None, *products: Product) -> bool:
 
 
 def _show(x: Tensor, *products: Product) -> None:
-    """Computes each matmul separately and shows its result to the observers of its site, because the fused pass does
+    """Shows the result of each layer, computed separately, to the observers of its site, because the fused pass does
     not produce it."""
     if any(site.watched for _, site in products):
         for linear, site in products:

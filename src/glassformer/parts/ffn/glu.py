@@ -51,7 +51,7 @@ class Glu(FFN):
         self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this FFN by the names gate, up and out."""
+        """Returns the weight matrices of this FFN by name: gate, up and out."""
         return {"gate": Matrix.of(self.gate_proj), "up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
     def divide(self, owner: Owner) -> None:
@@ -67,34 +67,34 @@ class Glu(FFN):
 
 
 def gated(activation: Activation) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns the gating (gate, up) -> activation(gate) * up as a function, by its definition."""
+    """Returns the function (gate, up) -> activation(gate) * up, by its definition."""
     return lambda gate, up: activation(gate) * up
 
 
 class Clamp(Value):
-    """Bounds of a SwiGLU as in gpt-oss (2508.10925): h = g sigmoid(alpha g) (u + shift), g = min(gate, limit) and u =
-    up, between -limit and limit. Outliers cannot grow, and clipped values have no gradient."""
+    """Bounds of a SwiGLU as in gpt-oss (2508.10925): h = g sigmoid(alpha g) (u + shift), with g = min(gate, limit) and
+    u = up clamped to [-limit, limit]. Outliers cannot grow, and clipped values have no gradient."""
 
     limit: float = Field(7.0, gt=0)
     alpha: float = Field(1.702, gt=0)
-    """Factor in the sigmoid: 1 for silu; 1.702 for nearly gelu."""
+    """Factor alpha in the sigmoid: 1 makes g sigmoid(alpha g) silu, 1.702 nearly gelu."""
     shift: float = 1.0
-    """Constant added to u; with 1, a token whose u is zero still passes the gate."""
+    """Constant added to u (up); with 1, a token whose u is zero still passes the gate."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_a_number(cls, value: Any) -> Any:
-        """Converts a number to the fields of a `Clamp` with that `limit`; other values are unchanged."""
+        """Converts a number to the fields of a `Clamp` with that `limit`; returns any other value unchanged."""
         return {"limit": value} if isinstance(value, (int, float)) else value
 
 
 def naive_clamped_glu(gate: Tensor, up: Tensor, clamp: Clamp) -> Tensor:
-    """Returns the bounded gating h of `Clamp` for gate and up, by its definition."""
+    """Returns the gating h (..., f) for gate and up (..., f), bounded as `Clamp` defines it."""
     g, u = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
     return g * torch.sigmoid(clamp.alpha * g) * (u + clamp.shift)
 
 
-# gatings with a fused twin; every other activation takes the definition
+# gatings with a fused version; other activations use the definition
 FUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": swiglu}
 
 
@@ -113,7 +113,7 @@ _WORDS = tuple(
 
 
 def refuse_clamp(clamp: Clamp | None, activation: str) -> None:
-    """Raises RequestError if bounds are set together with another activation than silu; for a validator."""
+    """Raises RequestError if `clamp` is set for an activation other than silu."""
     if clamp is not None and activation != "silu":
         raise RequestError(
             f"clamp bounds a gate of silu, and activation={activation}; use silu, or leave clamp out",
@@ -127,7 +127,7 @@ class GluConfig(FFNConfig, kind="glu", words=_WORDS):
     multiple_of: int = Field(8, gt=0, le=1 << 20)
     """Multiple to which 8/3 d is rounded up, if `hidden` is not set."""
     clamp: Clamp | None = None
-    """Bounds of a SwiGLU; None without bounds."""
+    """Bounds of the gating of a SwiGLU; None without bounds."""
 
     @model_validator(mode="after")
     def _clamps_silu(self) -> GluConfig:

@@ -41,7 +41,7 @@ class Mlp(FFN):
         self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this FFN by the names up and out."""
+        """Returns the weight matrices of this FFN by name: up and out."""
         return {"up": Matrix.of(self.up_proj), "down": Matrix.of(self.down_proj)}
 
     def divide(self, owner: Owner) -> None:
