@@ -154,7 +154,7 @@ def _agree(number: str, said: Cost, found: Callable[[str], Number], model: nn.Mo
 
 def _path_of(model: nn.Module, path: str, name: str) -> str:
     """Returns the path of the module named `name` among the children of the module at `path`, or among those of its
-    children that are `transparent`. Empty if there is no such module."""
+    children that are `transparent`. Empty if neither exists."""
     module = model.get_submodule(path)
     lent = [f"{held}.{name}" for held, one in module.named_children() if getattr(one, "transparent", False)]
     for inner in (name, *lent):

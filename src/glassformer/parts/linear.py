@@ -34,12 +34,12 @@ class Linear(nn.Module):
 
     decays = True
     packable = True
-    """True if the weight may be quantised (`parts/quantized.py`)."""
+    """True if the weight of layers of this class may be quantised (`parts/quantized.py`)."""
     leave: Seam | None = None
-    """Function that joins the results of several owners, before the bias is added (`parts/core/owner.py`); None for one
-    owner."""
+    """Function that joins the results of several tensor-parallel ranks, before the bias is added
+    (`parts/core/owner.py`); None for one rank."""
     in_half = True
-    """True if autocast rounds the weight before the matmul, in every pass."""
+    """True if autocast rounds the weight to 16 bits before the matmul, in every pass."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class Linear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def applied(self) -> Tensor:
-        """Returns the effective matrix (o, i) of this layer: W, or its reparametrisation."""
+        """Returns the effective matrix (o, i) of this layer: W, or what its reparametrisation makes of W."""
         return self.weight if self.reparam is None else self.reparam.applied(self.weight)
 
     @property
     def operand(self) -> Tensor | None:
-        """W, if a matmul can use it directly; None if it is computed or unpacked at every call."""
+        """Matrix W (o, i), if a matmul can use it directly; None if it is computed or unpacked at every call."""
         return self.weight if self.reparam is None else None
 
     @property
@@ -83,7 +83,7 @@ class Linear(nn.Module):
         return {"weight": self.cuts, "bias": self.cuts}
 
     def take_share(self, owner: Owner) -> None:
-        """Updates the sizes of this layer to those of the owner's share, after the matrix was cut."""
+        """Updates the sizes of this layer to those of the owner's shard, after the weight was divided."""
         owner.refuse("reparam", self.reparam is not None, "makes a matrix of the whole one")
         columns = [cut.cut == "column" for cut in self.cuts]
         self.outs = tuple(out // owner.of if own else out for out, own in zip(self.outs, columns, strict=True))
@@ -158,14 +158,14 @@ class GroupedLinear(Linear):
 
 
 def linears(module: nn.Module) -> list[Linear]:
-    """Returns all linear layers of a module, except grouped ones, through which only some rows pass."""
+    """Returns all linear layers inside a module, except grouped ones (experts), where each processes only some rows."""
     return [one for one in module.modules() if isinstance(one, Linear) and not isinstance(one, GroupedLinear)]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """One linear layer inside a parameter: the parameter's rows first .. last-1, and the number of heads, if these rows
-    are divided into heads."""
+    """Weight matrix of one linear layer inside a parameter: rows first .. last-1, and the number of heads, None if
+    these rows are not divided into heads."""
 
     parameter: nn.Parameter
     first: int
@@ -173,12 +173,12 @@ class Matrix:
     heads: int | None = None
     linear: Linear | None = None
     pieces: Pieces | None = None
-    """Gathering of the shards of all ranks, if `parameter` is this rank's shard; `first` and `last` are then rows of
-    the whole. None for a whole parameter."""
+    """Gathering of the shards of all tensor-parallel ranks, if `parameter` is this rank's shard; `first` and `last`
+    then count rows of the whole parameter. None for a whole parameter."""
 
     @classmethod
     def of(cls, linear: Linear, part: int = 0, heads: int | None = None) -> Matrix:
-        """Returns layer number `part` of those stacked in a `Linear`."""
+        """Returns layer number `part`, from 0, of the layers stacked in `linear`, divided into `heads` heads."""
         first = sum(linear.outs[:part])
         return cls(linear.weight, first, first + linear.outs[part], heads, linear)
 
@@ -196,11 +196,12 @@ class Matrix:
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """Bias of the whole stacked linear; `within` selects this layer's part. None without a bias."""
+        """Bias of all layers stacked in the parameter; `within` selects this layer's share. None without a bias."""
         return None if self.linear is None else self.linear.bias
 
     def applied(self) -> Tensor:
-        """Returns the effective matrix of this layer: its rows of the parameter, or of their reparametrisation."""
+        """Returns the effective matrix of this layer, with the shape of `within`: rows of the parameter, or of its
+        reparametrisation."""
         return self.within(self.parameter if self.linear is None else self.linear.applied())
 
 
@@ -211,8 +212,8 @@ class Pieces:
     shape: torch.Size
     """Shape of the whole parameter."""
     join: Callable[[Tensor], Tensor]
-    """Function of this rank's shard of the parameter, or of any tensor of the shard's shape; returns the whole tensor.
-    All ranks must call it."""
+    """Function of this rank's shard of the parameter, or of a tensor of the shard's shape (a gradient); returns the
+    whole tensor. All ranks must call it together."""
 
 
 def matrices_of(module: nn.Module) -> dict[str, Matrix]:
@@ -223,7 +224,8 @@ def matrices_of(module: nn.Module) -> dict[str, Matrix]:
 
 
 def linear_cost(ctx: BuildContext, shape: Shape, inputs: int, *outs: int | tuple[int, ...], bias: bool = False) -> Cost:
-    """Returns the cost of linear layers of one input, a matmul each; layers stacked in one matrix are a tuple.
+    """Returns the cost of linear layers that share one input of `inputs` elements. Each of `outs` is the output width
+    of a layer, one matmul, or a tuple of the widths of layers stacked in one matrix.
 
     >>> linear_cost(ctx, shape, d, f, f) + linear_cost(ctx, shape, f, d)
     """
@@ -234,7 +236,7 @@ def linear_cost(ctx: BuildContext, shape: Shape, inputs: int, *outs: int | tuple
         product = Cost.weights(
             (inputs + bias) * o,
             flops=shape.passes * 2 * shape.tokens * inputs * o,
-            # autocast's copies of the weights are kept, and for every matmul a converted copy of an input in another
+            # under autocast, cast copies of the weights are kept, and for every matmul one of an input in another
             # dtype
             kept=shape.keeps(inputs if i == 0 or shape.inputs != shape.products else 0)
             + (shape.keeps_once(inputs * o) if shape.products != shape.dtype else 0),

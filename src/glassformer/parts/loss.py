@@ -3,9 +3,9 @@
 With `z_loss` every token adds z_loss (log Z)^2, Z = sum of exp(logits): it bounds the logits, whose drift softmax
 ignores (PaLM, Chowdhery et al. 2022, 2204.02311, section 5; 1e-4 there). With `smoothing` e the target is 1 - e for the
 correct token plus e / v for each of the v tokens, so that a model need not be certain (Szegedy et al. 2016, 1512.00567,
-section 7; 0.1 in Vaswani et al. 2017). With a `vocabulary` the logits are those of one owner's tokens, and the loss is
-that of all: the largest logit, the sum of exp and the target's logit are combined over owners, three numbers for each
-row (Shoeybi et al. 2019, 1909.08053, section 3).
+section 7; 0.1 in Vaswani et al. 2017). With a `vocabulary` the logits are those of the tokens of one tensor-parallel
+rank ("owner"), and the loss is that of all tokens: the largest logit, the sum of exp and the target's logit are
+combined over owners, three numbers for each row (Shoeybi et al. 2019, 1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from glassformer.parts.precision import at_hand, wide
 
 IGNORED = -100
 _ROWS_ROUNDED = 128
-"""Multiple to which rows with a target are padded by other rows, so that compiled code meets few shapes."""
+"""Multiple to which the number of rows with a target is padded by other rows, so that compiled code meets few
+shapes."""
 _VALUES_PER_CHUNK = 1 << 20
 _LEAST_ROWS = 512  # with fewer, adding up the weight's gradient costs more than the logits
 
 
 def rows_with_targets(targets: Tensor) -> Tensor | None:
-    """Returns the indices (n,), ascending among the b s tokens, of those whose target is not -100: for a text with
-    hidden tokens, everything after the last mixer needs to be computed only for them. Other tokens pad n to a multiple
-    of 128, at least 128. None if that is all tokens, or if the number is not known in advance: to a compiler, and on
-    other devices than CPUs."""
+    """Returns the indices (n,), ascending among the b s tokens, of the tokens whose target is not -100: in masked
+    language modelling, everything after the last mixer needs to be computed only for these. Other tokens pad n to a
+    multiple of 128, at least 128. None if all tokens would be selected, or if n is not known in advance: to a compiler,
+    and on other devices than CPUs."""
     if type(targets) is not Tensor or not at_hand(targets):
         return None
     ignored = targets.flatten() == IGNORED
@@ -65,8 +66,8 @@ def naive_linear_cross_entropy(
 def _of_owned(
     logits: Tensor, targets: Tensor, reduction: str, z_loss: float, smoothing: float, vocabulary: Vocabulary
 ) -> Tensor:
-    """Returns the cross-entropy over the tokens of all owners, from the logits (N, last - first) of this owner's
-    tokens."""
+    """Returns the cross-entropy over the tokens of the whole vocabulary, from the logits (N, last - first) of this
+    tensor-parallel rank's tokens."""
     counted = targets != IGNORED
     place, here = vocabulary.here(targets.where(counted, -1))
     log_z = vocabulary.log_z(logits)[:, 0]
@@ -128,7 +129,7 @@ def linear_cross_entropy(
 
 
 def _chunk(weight: Tensor, vocabulary: Vocabulary | None) -> int:
-    """Returns the number of rows of x whose logits are in memory at a time, equal for every owner."""
+    """Returns the number of rows of x whose logits are in memory at a time, equal for every tensor-parallel rank."""
     tokens = weight.shape[0] if vocabulary is None else vocabulary.size
     return max(_LEAST_ROWS, _VALUES_PER_CHUNK // tokens)
 

@@ -1,7 +1,8 @@
 """Products of many rows x (n, i) with a matrix W (o, i), both in bf16, as `many_rows.cpp` computes them.
 
-A prompt meets each matrix at once, so what counts is arithmetic, and a processor without instructions for bf16 computes
-in fp32: 16 rows of W at a time are widened, and met by all rows of x while they are in the cache:
+All tokens of a prompt are multiplied with a matrix at once, so arithmetic limits the speed, and a processor without
+instructions for bf16 computes in fp32: 16 rows of W at a time are widened to fp32, and multiplied with all rows of x
+while they are in the cache:
 
     y_no = sum_i x_ni W_oi, in the order of i
 

@@ -1,4 +1,5 @@
-"""Memory of decode states, which a CPU allocates as it is written, and of weights that a step reads from end to end."""
+"""Allocation of memory: for decode states, which a CPU allocates as they are written, and for weights that a decoding
+step reads from end to end."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch import Tensor
 HUGE = 1 << 21
 """Bytes of a huge page."""
 LEAST_MAPPED = 1 << 20
-"""Least number of bytes of a tensor that is a separate mapping of pages."""
+"""Least number of bytes of a tensor that gets a separate mapping of memory pages."""
 
 
 def unused(shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
@@ -38,7 +39,8 @@ def in_huge_pages(nbytes: int) -> Tensor:
 
 
 def _mapped(nbytes: int, advice: str) -> Tensor:
-    """Returns new pages (nbytes,) uint8 of this process."""
+    """Returns zeros (nbytes,) uint8 in new memory pages of this process; `advice` is the name of a constant of `mmap`
+    that tells the system how to back the pages."""
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, advice):
         with suppress(OSError):  # a kernel without huge pages refuses the advice

@@ -33,7 +33,7 @@ class Shape:
     input_dtype     dtype of a part's input; None for `dtype`. The residual wiring of a block sets it
     device          type of the device, on which the choice of a kernel depends
     every_key       True to count FLOPs of every query against all t keys, as 6 N + 12 L d t and FLOP counters do; False
-                    for only the keys that it attends to
+                    for only the keys that the query attends to
     """
 
     b: int = 1

@@ -101,8 +101,8 @@ class FFN(nn.Module):
 
 
 def _matched(hidden: int | None, before: int, after: int) -> int | None:
-    """Returns the width at which `after` matrices together have as many weights as `before` matrices of width `hidden`;
-    a smaller width is rounded up to a multiple of 8. None for a `hidden` of None."""
+    """Returns the width at which `after` matrices together have the number of weights of `before` matrices of width
+    `hidden`; a smaller width is rounded up to a multiple of 8. None for a `hidden` of None."""
     if hidden is None or before == after:
         return hidden
     return -(-before * hidden // (8 * after)) * 8 if after > before else round(hidden * before / after)

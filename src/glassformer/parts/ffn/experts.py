@@ -1,4 +1,4 @@
-"""Mixture of experts: many feed-forward networks, a few of which process each token."""
+"""Mixture of experts: many feed-forward networks; a router selects a few for each token."""
 
 from __future__ import annotations
 
@@ -462,7 +462,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
         """Returns a config of experts of the kind of `old`, with the given `fields`; None for an `old` of None. A token
-        uses as many weights as before: each of its K experts has 1/K of the width. Raises RequestError for a kind of
+        keeps the number of its weights: each of its K experts has 1/K of the width. Raises RequestError for a kind of
         FFN that experts cannot have."""
         if old is None:
             return None

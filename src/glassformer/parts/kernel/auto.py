@@ -18,8 +18,9 @@ from glassformer.parts.visibility import Visibility
 
 
 class Auto(Kernel):
-    """Kernel that delegates to the first of the `ranking` for the device, dtype, shape and visibility that serves the
-    call; of those for fp32, in fp32, if no gradient is wanted and the processor is slow in bf16."""
+    """Kernel that delegates each call to the first kernel of its `ranking` (by device, dtype, shape and visibility)
+    that can compute the call. A bf16 call without gradients on a processor that is slow in bf16 is ranked, and
+    computed, as one in fp32."""
 
     name = "auto"
     kernels: ClassVar[dict[str, Kernel]] = {kernel.name: kernel for kernel in (Sdpa(), Banded(), Direct(), Flex())}
@@ -40,7 +41,7 @@ class Auto(Kernel):
         return self.fastest(facts).has_pairs(facts)
 
     def fastest(self, facts: CallFacts) -> Kernel:
-        """Returns the fastest kernel that computes a call with these facts on this machine."""
+        """Returns the fastest kernel that can compute, on this machine, a call with these facts."""
         for name in ranking(facts):
             if not self.kernels[name].refusal(facts):
                 break

@@ -32,8 +32,8 @@ LEAST_BLOCK = 32
 
 class Tile(NamedTuple):
     """Tile of attention: one block of queries, given by the index of its first query and the index after its last,
-    against the keys of the intervals `spans`. `mask` is added to the scores of those keys from column `since` on; None
-    if all these keys are visible."""
+    against the keys of the intervals `spans`. `mask` is added to the score columns from `since` on (columns are these
+    keys in order); None if every query of the block attends to all of them."""
 
     begin: int
     end: int
@@ -69,8 +69,8 @@ class Banded(Kernel):
         return _Tiles.apply(call.q, call.k, call.v, call.score_scale, tiles, call.sinks)
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """Returns the tensors kept of a training call: the pattern of each block, and keys and values laid out token by
-        token or head by head."""
+        """Returns the sizes of the tensors kept of a training call: the pattern of each block, and copies of keys and
+        values laid out token by token or head by head."""
         if (rate := visibility.stride) > 1:
             folds = facts._replace(batch=facts.batch * rate, s=-(-facts.s // rate), t=-(-facts.t // rate))
             kept = self.keeps(folds, visibility.folded(0), heads._replace(by_head=False))
@@ -104,8 +104,8 @@ class Banded(Kernel):
         return [(begin, end, visibility.spans(before + begin, before + end, t)) for begin, end in pairwise(edges)]
 
     def _size(self, visibility: Visibility) -> int:
-        """Returns the number of queries in a block: the number of queries with equal visibility, a part of that number,
-        or a multiple."""
+        """Returns the number of queries in a block: the size of the visibility's tiles (queries with equal masks), or a
+        part or multiple of this size."""
         tile = visibility.tile or self.block
         if tile < self.block:
             return tile * max(1, LEAST_BLOCK // tile) if self.block >= LEAST_BLOCK else tile
@@ -139,8 +139,8 @@ class Banded(Kernel):
         return made
 
     def _general(self, call: AttentionCall) -> Tensor:
-        """Returns z (b, s, n, hv) for a call with any bias, indices, intervals and dropout: block by block, with
-        torch's backward pass."""
+        """Returns z (b, s, n, hv) of any call, also one with a learned bias, indices, gaps or dropout: block by block,
+        with torch's backward pass."""
         q, k, v = call.q, call.k, call.v
         batch, s, n, h = q.shape
         t, g = k.shape[1], k.shape[2]
@@ -189,8 +189,7 @@ def _width(spans: Spans) -> int:
 
 
 def _within(x: Tensor, spans: Spans, dim: int) -> Tensor:
-    """Returns a tensor of only the intervals of x along the axis `dim`, one after another; a single interval is not
-    copied."""
+    """Returns a copy of the intervals `spans` of x along the axis `dim`, concatenated; a view for a single interval."""
     parts = [x.narrow(dim, begin, end - begin) for begin, end in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
@@ -269,8 +268,8 @@ def scaled_product(x: Tensor, y: Tensor, scale: float) -> Tensor:
 
 
 class Sum:
-    """Sum in a tensor (B, t, h) of parts (B, width, h), each for the tokens of some intervals; if the first part covers
-    all tokens it becomes the sum, without a copy."""
+    """Sum, in a tensor (B, t, h), of parts (B, width, h) that each belong to the tokens of some intervals; if the first
+    part covers all tokens it becomes the sum, without a copy."""
 
     def __init__(self, like: Tensor):
         self.like = like

@@ -17,7 +17,7 @@ Index = tuple[Tensor, Tensor]
 start."""
 
 At = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Tuple (b, n, q_idx, k_idx): index tensors that broadcast to (b, n, s, t)."""
+"""Tuple (b, n, q_idx, k_idx): indices of row, head, query and key, as tensors that broadcast to (b, n, s, t)."""
 
 Once = Callable[[Hashable, Callable[[], Any]], Any]
 """Function once(key, make): returns make(), computed at the first call with this key and kept for the rest of the
@@ -25,12 +25,13 @@ pass."""
 
 
 def anew(key: Hashable, make: Callable[[], Any]) -> Any:
-    """Returns make() without keeping it: the `Once` of a call outside a pass."""
+    """Returns make(): the function `Once` for a call outside a pass, which keeps no results."""
     return make()
 
 
 class ScoreBias:
-    """Function bias(score, b, n, q_idx, k_idx) -> score, in the convention of `torch.nn.attention.flex_attention`.
+    """Bias of attention scores, a function bias(score, b, n, q_idx, k_idx) -> score, in the convention of
+    `torch.nn.attention.flex_attention`.
 
     additive    promises bias(score, ...) = score + bias(0, ...), so that a mask can carry it
     key         equal for equal biases within one pass of the model
@@ -47,7 +48,7 @@ class ScoreBias:
 
     @property
     def learned(self) -> bool:
-        """True if one of the parameters requires a gradient."""
+        """True if training changes one of the parameters (it requires a gradient)."""
         return any(parameter.requires_grad for parameter in self.parameters)
 
     def __call__(self, score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
@@ -69,8 +70,8 @@ def softcap(cap: float) -> ScoreBias:
 
 
 class CallFacts(NamedTuple):
-    """Facts of a call that decide the choice of a kernel, as plain values, without tensors or a device. The defaults
-    describe a call that every kernel serves."""
+    """Facts about an attention call that decide the choice of a kernel, as plain values, without tensors or a device.
+    The defaults describe a call that every kernel serves."""
 
     device: str = ""
     """Type of the device; empty if it is not known yet."""
@@ -84,11 +85,11 @@ class CallFacts(NamedTuple):
     plain: bool = True
     """True if only the order of the tokens decides visibility, and the scores have no bias."""
     masked: bool = False
-    """True if a kernel that knows only the full and the causal square of pairs needs a mask."""
+    """True unless the call is full or causal attention, which some kernels compute without a mask."""
     additive: bool = True
-    """True for a call without a bias, or with one that a mask can carry."""
+    """True if the call has no bias, or one that is added to the scores, so that a mask can carry it."""
     learned: bool = False
-    """True if the bias has parameters that require a gradient."""
+    """True if the bias has trained parameters, so that its gradient is needed."""
     dropout: bool = False
     grad: bool = False
     """True if the result requires a gradient."""
@@ -136,7 +137,7 @@ class AttentionCall:
 
     @property
     def additive(self) -> bool:
-        """True for a call without a bias, or with one that a mask can carry."""
+        """True if the call has no bias, or one that is added to the scores, so that a mask can carry it."""
         return self.bias is None or self.bias.additive
 
     @property
@@ -162,18 +163,18 @@ class AttentionCall:
 
     @property
     def sees_past(self) -> bool:
-        """True if query i attends to exactly keys 0 .. i, the causal square that kernels know without a mask."""
+        """True if query i attends to exactly keys 0 .. i, the causal case that kernels know without a mask."""
         s, t = self.q.shape[1], self.k.shape[1]
         return s > 1 and self.visibility.causal and self.plain and bool(s == t)  # lengths are symbols to a compiler
 
     @property
     def sees_all(self) -> bool:
-        """True if every query attends to every key."""
+        """True if every query attends to every key, so that no mask is needed."""
         return (self.q.shape[1] == 1 or not self.visibility.causal) and self.plain
 
     @property
     def masked(self) -> bool:
-        """True if a kernel that knows only `sees_all` and `sees_past` needs a mask."""
+        """True if a kernel that knows only full and causal attention needs a mask."""
         return not (self.sees_all or self.sees_past)
 
     @property
@@ -207,7 +208,7 @@ class AttentionCall:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """Hashable key of the call's mask, equal for two calls of one pass with equal masks. Tensors in it count by
+        """Hashable key of the call's mask, equal for calls of one pass with equal masks. Tensors are compared by
         identity."""
         where = self.index or (self.q.shape[1], self.k.shape[1])
         return (self.visibility.key, self.bias and self.bias.key, *where, self.q.dtype)
@@ -219,8 +220,8 @@ class AttentionCall:
 
 
 def indices(q: Tensor, k: Tensor, index: Index) -> At:
-    """Returns the index tensors b (b,1,1,1), n (1,n,1,1), q_idx (1 or b,1,s,1) and k_idx (1 or b,1,1,t) of a call,
-    which broadcast to (b, n, s, t)."""
+    """Returns the index tensors (b, n, q_idx, k_idx) of a call, which broadcast to (b, n, s, t): row (b,1,1,1), head
+    (1,n,1,1), positions of the queries (1 or b,1,s,1) and of the keys (1 or b,1,1,t)."""
     b, s, n, t, device = q.shape[0], q.shape[1], q.shape[2], k.shape[1], q.device
     return (
         torch.arange(b, device=device).view(b, 1, 1, 1),
@@ -231,8 +232,8 @@ def indices(q: Tensor, k: Tensor, index: Index) -> At:
 
 
 def softmax_over(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Returns the softmax of scores (b, n, s, t), with the sinks (n,) as an additional score, whose weight is
-    dropped."""
+    """Returns the softmax of scores (b, n, s, t) over t. The sinks (n,), None for none, are an additional score of each
+    row, whose weight is dropped."""
     if sinks is None:
         return torch.softmax(scores, -1)
     column = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
@@ -247,7 +248,7 @@ def masked_bias(visibility: Visibility, bias: ScoreBias | None, at: At) -> Tenso
 
 
 class HeadLayout(NamedTuple):
-    """Memory layout of the heads of a call."""
+    """Memory layout of the heads of an attention call, as a kernel receives them."""
 
     n: int
     """Number of query heads."""
@@ -262,14 +263,14 @@ class HeadLayout(NamedTuple):
 
 
 class KeptTensors(NamedTuple):
-    """Tensors that a kernel keeps of a call for the backward pass."""
+    """Sizes of the tensors that a kernel keeps of a call for the backward pass."""
 
     own: int
-    """Bytes of the tensors that the kernel makes itself, without z."""
+    """Bytes of the tensors that the kernel makes itself, without its output z."""
     mask: int = 0
     """Bytes of the mask, which all calls of one pass share."""
     given: str = ""
-    """Letters among q, k, v and z for the inputs and the output that are kept unchanged, as in "qkvz"."""
+    """Letters among q, k, v and z that name the inputs, and the output, which are kept as they are, as in "qkvz"."""
 
 
 class Kernel:
@@ -292,7 +293,7 @@ class Kernel:
         return self.refusal(call.facts)
 
     def refusal(self, facts: CallFacts) -> str | None:
-        """Returns a reason why this kernel cannot compute calls with these facts, as a clause that continues the
+        """Returns the reason why this kernel cannot compute calls with these facts, as a clause that continues the
         kernel's name; None if it can."""
         return None
 
@@ -307,20 +308,21 @@ class Kernel:
             )  # fmt: skip
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """Returns the tensors that autograd keeps of a training call with these facts; by default those of the
-        definition."""
+        """Returns the sizes of the tensors that autograd keeps of a training call with these facts; by default those of
+        the definition."""
         pairs = facts.batch * heads.n * facts.s * facts.t
         widths = 2 * facts.head_dim + (heads.value_dim or facts.head_dim)
         expanded = facts.batch * heads.n * facts.t * widths
         return KeptTensors(pattern_bytes(facts, pairs) + facts.s * (facts.t + 1) + expanded * facts.dtype.itemsize)
 
     def has_pairs(self, facts: CallFacts) -> bool:
-        """Returns True if memory holds a value for every pair of a query and a key at once: a score, a weight or a
-        mask. By default True, as in the definition."""
+        """Returns True if memory holds, at one time, a value for every pair of a query and a key: a score, a weight or
+        a mask. True by default, as in the definition."""
         return True
 
     def pairs(self, visibility: Visibility, s: int, t: int) -> int:
-        """Returns the number of pairs of a query and a key, per head, whose scores this kernel computes."""
+        """Returns the number of pairs of a query and a key, per head, whose scores this kernel computes for s queries
+        and t keys."""
         return s * t
 
     def check_training(self, device: str) -> None:
@@ -344,6 +346,6 @@ class KernelConfig(PartConfig, axis="kernel"):
         raise NotImplementedError
 
     def for_gpu(self) -> KernelConfig:
-        """Returns the config of the kernel whose memory a plan for a GPU counts: this one, unless its kernel is chosen
-        by the device."""
+        """Returns the config of the kernel whose memory a plan for a GPU counts: this config, or, if its kernel depends
+        on the device, the config of the kernel that a GPU would use."""
         return self

@@ -17,10 +17,10 @@ class Direct(Kernel):
     Decoding reads every key that may be visible for one query per head, so it is bound by memory: repeating keys for
     grouped queries, or tiling over absent queries, only adds costs.
 
-    Keys come in blocks of one size, the last padded with zeros, and values are added up block by block. So keys that a
-    row does not attend to add zeros at the end and change no bit of it, for any number of them: in a batch of sequences
-    a row's z depends only on that row. (Matmuls of another length would add in another order. In 16 bits that is enough
-    to make two texts differ within a few words.)
+    Keys come in blocks of one size, the last padded with zeros, and values are added up block by block. Any number of
+    keys that a row does not attend to thus adds zeros at the end of its sums and changes no bit: in a batch of
+    sequences a row's z depends only on that row. (Matmuls of another length add in another order. In 16 bits this is
+    enough to make two generated texts differ within a few words.)
     """
 
     name = "direct"
@@ -48,13 +48,13 @@ class Direct(Kernel):
         pattern = F.dropout(pattern, call.dropout, call.dropout > 0)
         pattern = pattern.reshape(b * g, -1, blocks, size).transpose(1, 2).reshape(len(values), -1, size)
         z = torch.bmm(pattern, values).view(b * g, blocks, -1, v.shape[-1])
-        z = z[:, 0] if blocks == 1 else z.cumsum(1)[:, -1]  # in order; `sum` chooses one by the size
+        z = z[:, 0] if blocks == 1 else z.cumsum(1)[:, -1]  # adds in order; the order of `sum` depends on the size
         return z.reshape(b, n, s, -1).transpose(1, 2).to(q.dtype)
 
 
 def _near(call: AttentionCall) -> AttentionCall:
-    """Returns the call reduced to the keys of `Visibility.spans`, if they are at most a quarter of all keys; otherwise
-    the call itself."""
+    """Returns the call with only the keys in the intervals that its visibility needs (`Visibility.spans`), if these are
+    at most a quarter of all keys; otherwise the call itself."""
     s, t, width = call.q.shape[1], call.k.shape[1], call.visibility.width
     if width is None or call.index is not None or torch.compiler.is_compiling() or width > t // 4:
         return call
@@ -70,7 +70,8 @@ def _near(call: AttentionCall) -> AttentionCall:
 
 
 def _masked(scores: Tensor, call: AttentionCall, end: int) -> Tensor:
-    """Returns the scores (b, n, s, end) with the bias added, and -inf for keys that the query does not attend to."""
+    """Returns the scores (b, n, s, end) of the keys before `end`, with the bias added, and -inf for keys that the query
+    does not attend to."""
     if call.additive:
         dtype = scores.dtype
         return scores + call.once(("direct", *call.key), lambda: _hidden(call.additive_mask(dtype), end))
@@ -81,8 +82,8 @@ def _masked(scores: Tensor, call: AttentionCall, end: int) -> Tensor:
 
 
 def _filled(x: Tensor, end: int) -> Tensor:
-    """Returns the keys or values x (b, t, g, h) as (b, g, end, h), at least in fp32, with zeros after the last
-    token."""
+    """Returns the keys or values x (b, t, g, h) as (b, g, end, h), at least in fp32, with zeros at the slots t ..
+    end-1."""
     x = x.transpose(1, 2)
     if x.shape[2] == end:
         return wide(x).contiguous()
@@ -93,7 +94,7 @@ def _filled(x: Tensor, end: int) -> Tensor:
 
 
 def _hidden(scores: Tensor, end: int) -> Tensor:
-    """Returns the scores padded with -inf up to the slot `end`, because those slots hold no key."""
+    """Returns the scores padded along the keys to `end` slots with -inf, because the further slots hold no key."""
     return F.pad(scores, (0, end - scores.shape[-1]), value=float("-inf"))
 
 

@@ -87,8 +87,8 @@ class Flex(Kernel):
         return False
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """Returns the tensors kept of a training call: q, k, v, z and the logarithm of each row's sum; masks are
-        computed, not kept. With sinks, z before and after them, too."""
+        """Returns the sizes of the tensors kept of a training call: q, k, v, z and the logarithm of each row's sum of
+        exponentials; masks are not kept. With sinks, z is kept before and after they are applied."""
         rows = facts.batch * heads.n * facts.s
         if not facts.sinks:
             return KeptTensors(rows * 4, given="qkvz")
@@ -122,8 +122,8 @@ def _request(sums: bool) -> Any:
 
 
 def block_mask(call: AttentionCall) -> Any:
-    """Returns torch's block mask of a call: for each block of queries, the blocks of keys that it attends to; one for
-    all rows and heads with equal visibility."""
+    """Returns torch's block mask of a call: for each block of queries, the blocks of keys that it attends to; one mask
+    is shared by rows and heads with equal visibility."""
     create_block_mask, _ = _flex()
     visibility, at = call.visibility, _tokens(call)
     b, n, q_idx, k_idx = call.at
@@ -134,7 +134,7 @@ def block_mask(call: AttentionCall) -> Any:
 
 
 def _tokens(call: AttentionCall) -> Any:
-    """Returns a function at(b, i, j) -> (q_idx, k_idx): the positions of query i and key j in row b."""
+    """Returns a function at(b, i, j) -> (q_idx, k_idx): the positions of the i-th query and the j-th key of row b."""
     q_idx, k_idx = call.tokens
     by_row = [x.dim() == 2 for x in (q_idx, k_idx)]
     return lambda b, i, j: (q_idx[b, i] if by_row[0] else q_idx[i], k_idx[b, j] if by_row[1] else k_idx[j])

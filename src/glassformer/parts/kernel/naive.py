@@ -18,8 +18,9 @@ def _same(x: Tensor) -> Tensor:
 
 
 def attention_pattern(call: AttentionCall, on_scores: Callable[[Tensor], Tensor] = _same) -> Tensor:
-    """Returns the softmax of the scores over the keys each query attends to, (b, n, s, t); zero for a row without keys.
-    Sinks, which are not keys, take a share of the weight."""
+    """Returns the attention pattern (b, n, s, t): the softmax of the scores over the keys that each query attends to;
+    zero for a query without keys. Sinks, which are not keys, take a share of the weight. `on_scores` may replace the
+    scores (b, n, s, t)."""
     k = call.k.repeat_interleave(call.q.shape[2] // call.k.shape[2], dim=2)  # (b, t, n, h)
     scores = wide(torch.einsum("bsnh,btnh->bnst", call.q, k)) * call.score_scale
     at = call.at
@@ -44,8 +45,8 @@ def naive_attention(
 
 
 def attention_rows(call: AttentionCall) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yields (first row, scores, pattern) by blocks of queries, each (b, n, r, t): the result of `attention_pattern`,
-    in bounded memory."""
+    """Yields (index of the first query, scores, pattern) for blocks of r queries, each (b, n, r, t): the result of
+    `attention_pattern`, in bounded memory."""
     b, s, n, _ = call.q.shape
     q_idx, k_idx = call.tokens
     rows = max(1, VALUES_PER_BLOCK // (b * n * call.k.shape[1]))

@@ -16,8 +16,8 @@ class OnGpu(Kernel):
     """Kernel that a plan counts for a GPU in place of `auto`, on a machine that may have no GPU: SDPA, and
     FlexAttention for sinks and for biases that are not additive, or `banded` if these meet dropout or a learned bias.
 
-    Only for tensors without data. FlexAttention accepts none, and has the shapes of SDPA without a mask: the result
-    computed in its place has the correct size and no meaning."""
+    Only for tensors without data (meta device). FlexAttention rejects these, so SDPA without a mask, whose tensors have
+    the same sizes, is called in its place: the result has the correct size and no meaning."""
 
     name = "on_gpu"
 

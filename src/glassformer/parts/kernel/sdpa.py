@@ -12,8 +12,8 @@ from glassformer.parts.visibility import Visibility
 class Sdpa(Kernel):
     """Kernel of `F.scaled_dot_product_attention`: tiled, without a full (s, t) matrix (Dao et al. 2022, 2205.14135).
 
-    Plain causal and bidirectional calls need no mask; windows, documents and additive biases are passed as one. A sink
-    is an additional key of zeros, with the sink as its bias.
+    Plain causal and bidirectional calls need no mask; windows, documents and additive biases become a mask. A sink is
+    an additional key of zeros, with the sink as its bias.
     """
 
     name = "sdpa"
@@ -28,9 +28,9 @@ class Sdpa(Kernel):
         return facts.sinks or (facts.dropout and facts.device == "cpu")
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
-        """Returns the tensors kept of a training call: q, k, v, z and the logarithm of each row's sum; v and z padded
-        if values are narrower than keys. On CPUs torch computes dropout by the definition, and values wider than keys
-        by another one, all in fp32."""
+        """Returns the sizes of the tensors kept of a training call: q, k, v, z and the logarithm of each row's sum of
+        exponentials; v and z are padded if values are narrower than keys. On CPUs torch computes dropout by the
+        definition, and values wider than keys by another one, all in fp32."""
         if self._by_definition(facts):
             return super().keeps(facts, visibility, heads)
         width, h = heads.value_dim or facts.head_dim, facts.head_dim
@@ -71,15 +71,15 @@ class Sdpa(Kernel):
 
 
 def narrow(device: str, h: int, width: int, dropout: bool) -> bool:
-    """Returns True if values of `width` elements should be padded with zeros to the width h of keys: on CPUs torch
-    computes other widths by the definition, with all scores at once. With dropout it always does, so padding would gain
-    nothing."""
+    """Returns True if values of `width` elements should be padded with zeros to h elements, the width of keys: on CPUs
+    torch computes values of another width than keys by the definition, with all scores in memory. It does so for
+    dropout in any case, so padding would then gain nothing."""
     return device == "cpu" and width < h and not dropout
 
 
 def shares_keys(device: str, dtype: torch.dtype, masked: bool) -> bool:
-    """Returns True if torch has tiled code for heads that share keys: on NVIDIA's GPUs in 16 bits without a mask. In
-    other calls on these GPUs it computes by the definition, with all scores at once."""
+    """Returns True if torch has tiled code for grouped query heads, which share keys: on NVIDIA's GPUs in 16 bits
+    without a mask. Other such calls on these GPUs are computed by the definition, with all scores in memory."""
     return device != "cuda" or (dtype in (torch.float16, torch.bfloat16) and not masked)
 
 

@@ -1,5 +1,5 @@
-"""Ranking of kernels by speed. On CPUs by measurement: `python -m benchmarks kernels` prints the rows behind it,
-docs/benchmarks/kernels.md keeps them. On GPUs by rule, which an H200 has run but not measured."""
+"""Ranking of kernels by speed. On CPUs by measurement: `python -m benchmarks kernels` prints the measurements,
+docs/benchmarks/kernels.md has them. On GPUs by rule, which an H200 has run but not measured."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ CPU_BANDED = {torch.float32: (256, 4096), torch.bfloat16: (2, 8192)}
 CPU_BANDED_OTHER = (256, 4096)
 
 CPU_DIRECT = 4
-"""Largest number of queries of a continuing call on a CPU, forward only, for which two matmuls are fastest, except for
-one row in fp32 without a mask. The number of keys does not matter, because a row of a batch may have more of them than
-by itself."""
+"""Largest number of queries for which two matmuls (`direct`) are fastest, in a forward-only call that continues a
+decode state on a CPU; except for one row in fp32 without a mask. The number of keys does not matter, because a row of a
+batch may have more of them than by itself."""
 
 GPU_FEW = 32
-"""Largest number of queries of a continuing call on a GPU for which a mask costs less than a kernel compiled for them.
-Not measured."""
+"""Largest number of queries for which SDPA with a mask is chosen rather than a kernel compiled for the mask, in a call
+that continues a decode state on a GPU. Not measured."""
 
 
 def ranking(facts: CallFacts) -> tuple[str, ...]:
-    """Returns names of kernels for a call with these facts, fastest first. The last one computes such a call on every
-    machine."""
+    """Returns the names of the kernels for a call with these facts, expected fastest first. The last kernel computes
+    such a call on every machine."""
     goes_on = facts.s < facts.t or facts.s == 1
     return _on_cpu(facts, goes_on) if facts.device == "cpu" else _elsewhere(facts, goes_on)
 
@@ -43,8 +43,8 @@ def _on_cpu(facts: CallFacts, goes_on: bool) -> tuple[str, ...]:
 
 def _elsewhere(facts: CallFacts, goes_on: bool) -> tuple[str, ...]:
     """Returns the names of kernels, fastest first, for devices other than CPUs: Flex if SDPA would need a mask or
-    cannot serve. If Flex cannot serve either (dropout, no Triton, another device): SDPA with a mask, or blocks for a
-    bias that is not additive and for sinks, for whose gradient SDPA would compute all scores at once."""
+    cannot serve. If Flex cannot serve either (dropout, no Triton, another device): SDPA with a mask, or `banded` for a
+    bias that is not additive and for sinks, for whose gradient SDPA would hold all scores in memory."""
     few = facts.s <= GPU_FEW and goes_on
     if not facts.additive or facts.sinks:
         return ("direct",) if few else ("flex", "banded")

@@ -1,4 +1,4 @@
-"""Base of mixers whose z is a softmax of scores times values."""
+"""Base of mixers with softmax attention: z is the softmax of scores, times values."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class SoftmaxAttention(Mixer):
         kernel: Kernel | None = None,
         facts: CallFacts | None = None,
     ):
-        """`facts`: facts of calls that the kernel has to serve, for a check of the kernel; dropout is added to them.
-        None for the default facts."""
+        """`facts`: facts about the calls that the kernel must be able to compute, checked at construction with
+        `dropout` added; None for the default facts."""
         super().__init__()
         self.n_heads, self.n_kv_heads, self.head_dim = heads
         self.position, self.visibility = position, visibility or Causal()
@@ -80,8 +80,8 @@ class SoftmaxAttention(Mixer):
         self.scores, self.pattern, self.z, self.out = Site("bnst"), Site("bnst"), Site("bsnh"), Site("bsd")
 
     def divide_heads(self, owner: Owner) -> None:
-        """Reduces this mixer to an owner's share of the heads. Raises RequestError if the owners cannot divide the
-        heads."""
+        """Reduces this mixer to the share of the heads of one tensor-parallel rank. Raises RequestError if the ranks
+        cannot divide the heads evenly."""
         self.n_heads, self.n_kv_heads = (
             owner.share(name, getattr(self, name)) for name in ("n_heads", "n_kv_heads")
         )  # fmt: skip
@@ -110,8 +110,8 @@ class SoftmaxAttention(Mixer):
     def attend(self, call: AttentionCall) -> Tensor:
         """Returns z (b, s, n, hv) of the call, and shows its scores and pattern at their sites.
 
-        If one of these sites is edited, z comes from the definition, the only computation that has them at hand. If one
-        is observed, they are computed separately; the kernel's output is unchanged."""
+        If scores or pattern are edited, z is computed by the definition, because kernels do not make them as tensors.
+        If they are observed, they are computed in addition; the kernel's output is unchanged."""
         if self.scores.edited or self.pattern.edited:
             return naive_attention(call, on_scores=self.scores, on_pattern=self.pattern)
         z = self.kernel(call)
@@ -120,7 +120,7 @@ class SoftmaxAttention(Mixer):
         return z
 
     def put_out(self, z: Tensor) -> Tensor:
-        """Returns the mixer's output (b, s, d), z (b, s, n, hv) times W_O, after the site `z`."""
+        """Returns the mixer's output (b, s, d): z (b, s, n, hv), after the edits of its site, times W_O."""
         return self.out(self.output(self.z(z).flatten(-2)))
 
     @property
@@ -153,8 +153,8 @@ class SoftmaxAttention(Mixer):
 
 
 class SoftmaxAttentionConfig(MixerConfig):
-    """Config of a mixer whose z is a softmax of scores times values, with all answers that follow from heads,
-    visibility, position and kernel. A subclass declares its fields, and overrides answers that differ."""
+    """Base of the configs of mixers with softmax attention, with the methods that follow from heads, visibility,
+    position and kernel. A subclass declares its fields, and overrides methods that differ."""
 
     if TYPE_CHECKING:  # each subclass declares some of these as fields, in another order
         n_heads: Any
@@ -172,7 +172,7 @@ class SoftmaxAttentionConfig(MixerConfig):
         return Heads.of(ctx.d_model, self.n_heads, self.n_kv_heads, self.head_dim)
 
     def seen(self, ctx: BuildContext) -> Visibility:
-        """Returns the built visibility of this mixer."""
+        """Returns the visibility (attention mask) of this mixer, built from its config."""
         built: Visibility = self.visibility.build(ctx)
         return built
 
@@ -196,8 +196,8 @@ class SoftmaxAttentionConfig(MixerConfig):
         return self.replace(n_heads=n_heads, n_kv_heads=groups, head_dim=None)
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
-        """Returns this config with the property `change` set to new(old value); a change of `bias` also resets the
-        output's bias. None if the config has no such property."""
+        """Returns this config with the property named `change` set to new(old value); a change of `bias` also sets the
+        output's bias to None, so that it follows `bias`. None if the config lacks the property."""
         if change not in type(self).model_fields:
             return None
         also = {"out_bias": None} if change == "bias" and "out_bias" in type(self).model_fields else {}
@@ -238,8 +238,8 @@ class SoftmaxAttentionConfig(MixerConfig):
     def _call_keeps(
         self, ctx: BuildContext, shape: Shape, by_head: bool = False, value_dim: int | None = None, **facts: bool
     ) -> tuple[KeptTensors, Cost]:
-        """Returns (kept tensors, cost of the mask): the tensors that the kernel keeps of a training call with the heads
-        of the context, and the mask, which other layers share. `facts` as in `kept_of_call`."""
+        """Returns (sizes, cost of the mask) of a training call with the heads of the context: the sizes of the tensors
+        that the kernel keeps, and the mask, which other layers share. `facts`: further arguments of `kept_of_call`."""
         biased = self.position is not None and self.position.biases
         heads = HeadLayout(ctx.n_heads, ctx.n_kv_heads, biased, by_head, value_dim)
         kept = kept_of_call(self.kernel.build(ctx), self.seen(ctx), heads, ctx.head_dim, shape, self.dropout, **facts)
@@ -247,8 +247,8 @@ class SoftmaxAttentionConfig(MixerConfig):
         return kept, mask if kept.mask else Cost()
 
     def _state_cost(self, ctx: BuildContext, shape: Shape, *kept: tuple[int, int]) -> Cost:
-        """Returns the cost of a decode state that keeps, for each token within reach, vectors of these sizes (heads,
-        width): those of earlier tokens are read, those of new ones written."""
+        """Returns the cost of a decode state that keeps vectors for each token within reach. `kept`: (heads, width) of
+        each vector, such as of k and of v. Vectors of earlier tokens are read, those of new tokens written."""
         most = self.seen(ctx).needed.most(shape.t)
         token = sum(n * vector_bytes(width, shape.state) for n, width in kept)
         held, read, written = (token * min(tokens, most) for tokens in (shape.t, shape.t - shape.s, shape.s))
@@ -256,7 +256,7 @@ class SoftmaxAttentionConfig(MixerConfig):
 
 
 def change_kernels(model: nn.Module, change: Callable[[Kernel], Kernel]) -> None:
-    """Replaces the kernel of every attention in a model by `change(kernel)`, in place."""
+    """Replaces the kernel of every softmax attention in a model by `change(kernel)`, in place."""
     for module in model.modules():
         if isinstance(module, SoftmaxAttention):
             module.kernel = change(module.kernel)
@@ -271,8 +271,9 @@ def _show(call: AttentionCall, scores: Site, pattern: Site) -> None:
 
 
 def attention_cost(ctx: BuildContext, shape: Shape, value_dim: int, keys: Number, calls: int = 1) -> Cost:
-    """Returns the cost of q k^T and of the product of the pattern with v, for queries that attend to `keys` keys on
-    average; `calls` such products. Selective recomputation keeps z and the logarithm of each row's sum."""
+    """Returns the cost of `calls` attention calls: q k^T, and the product of the pattern with v, for queries that
+    attend to `keys` keys on average. Selective recomputation keeps z and the logarithm of each row's sum of
+    exponentials."""
     n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim
     calls *= shape.passes
     return Cost(
@@ -283,7 +284,8 @@ def attention_cost(ctx: BuildContext, shape: Shape, value_dim: int, keys: Number
 
 
 def keys_met(visibility: Visibility, shape: Shape) -> Number:
-    """Returns the mean number of keys that FLOPs are counted for, per query, for the last s queries of t tokens."""
+    """Returns the mean number of keys per query whose FLOPs are counted, for the last s queries of t tokens
+    (`shape`)."""
     s, t = shape.s, shape.t
     if shape.every_key:
         return t
@@ -303,7 +305,8 @@ def kept_of_call(
     sinks: bool = False,
     learned: bool = False,
 ) -> KeptTensors:
-    """Returns the tensors that the kernel keeps for the backward pass of a training call of this shape."""
+    """Returns the sizes of the tensors that the kernel keeps for the backward pass of a training call with this
+    shape."""
     near = visibility.reach is None or visibility.reach >= shape.t
     visibility = visibility.sized(shape.t)
     plain = visibility.only_order and near and not heads.biased and additive

@@ -109,7 +109,7 @@ class Attention(SoftmaxAttention):
         self.own(d_model, bias, reparam)
 
     def own(self, d_model: int, bias: bool, reparam: MakeReparam | None) -> None:
-        """Adds the modules and parameters of a subclass. Called at the end of the constructor.
+        """Adds the modules and parameters of a subclass; called at the end of the constructor, empty by default.
 
         d_model      width of x
         bias         True if linear layers have a bias
@@ -124,7 +124,8 @@ class Attention(SoftmaxAttention):
     def forward(
         self, x: Float[Tensor, "b s d"], pass_: Pass | None = None, state: KVState | None = None
     ) -> Float[Tensor, "b s d"]:
-        """Returns z W_O (b, s, d) of x (b, s, d). With a state, the s tokens follow its tokens, and are added to it."""
+        """Returns z W_O (b, s, d) for x (b, s, d). With a decode state, the s tokens follow the tokens that the state
+        has read, and are added to it."""
         x = x if self.enter is None else self.enter(x)
         z = self.mixed(x, pass_ or Pass.of(x), state)
         if self.gate_proj is not None and self.gate is not None:
@@ -132,7 +133,7 @@ class Attention(SoftmaxAttention):
         return self.put_out(z)
 
     def mixed(self, x: Tensor, pass_: Pass, state: KVState | None = None) -> Tensor:
-        """Returns z (b, s, n, hv) of x, before the gate, the site `z` and the output layer."""
+        """Returns z (b, s, n, hv) of x (b, s, d), before the gate, the site `z` and the output layer W_O."""
         q, k, v = self.projection(self, x, pass_)
         for adjust in self._adjust:
             q, k = adjust(q, k, pass_)
@@ -190,7 +191,8 @@ _WORDS = (
     Word("sinks", fields={"sinks": True}, change="sinks"),
     Word("qknorm", _read_qk_norm, "full", optional=True, fields={"qk_norm": _qk_norm}, change="qk_norm"),
 )  # fmt: skip
-"""Short names that change properties of the mixers that have them, such as the number of KV heads."""
+"""Short names (`+mqa`, `+gqa:2`) that change one property of all mixers that have the property, such as the number of
+KV heads."""
 
 
 class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
@@ -200,22 +202,22 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
     """Elements per head; None for d_model / n_heads."""
     value_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """Elements per head of v and z, the paper's d_v; None for head_dim."""
+    """Elements per head of the values v and of z, hv (d_v in the paper); None for head_dim."""
     bias: bool = False
     out_bias: bool | None = None
-    """True for a bias of the output; None for `bias`."""
+    """True if the output layer W_O has a bias; None for the value of `bias`."""
     position: AttentionPositionConfig | None = None
     visibility: VisibilityConfig = CausalConfig()
     qk_norm: QKNormConfig | None = None
     softcap: float | None = Field(None, gt=0)
     scale: float | None = Field(None, gt=0)
-    """Factor on scores; None for 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
+    """Factor on the scores q k^T; None for 1 / sqrt(head_dim), or, under muP, sqrt(base head_dim) / head_dim."""
     clip: float | None = Field(None, gt=0)
-    """Bound of |q|, |k| and |v|, which the projection clamps; None without a bound."""
+    """Bound c of q, k and v, whose elements the projection clamps to [-c, c]; None without a bound."""
     projection: SelfProjectionConfig = FusedQKVConfig()
     gain_control: bool = False
     sinks: bool = False
-    """True for a trained score per head that has no key, so that a head need not attend to any token."""
+    """True if each head has a trained score without a key (a sink), so that the head need not attend to any token."""
     gated: bool = False
     """True if z is gated elementwise: z sigmoid(x W_gate)."""
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -300,8 +302,8 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         return sum((part.costs(inner, shape) for part in parts), own)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the tensors kept for the backward pass: q, k and v as projected while a part of them is
-        read, q and k as the kernel reads them, and the kernel's tensors."""
+        """Returns the cost of the tensors kept for the backward pass: the projected q, k and v, as far as a part of
+        their tensor is read; q and k in the form that the kernel reads; and the tensors that the kernel keeps."""
         if shape.phase != "train":
             return Cost()
         turned, normed = self.position is not None and self.position.turns, self.qk_norm is not None
@@ -327,7 +329,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         return Cost(kept=own) + mask
 
     def _tensors(self) -> tuple[str, ...]:
-        """Returns the names among q, k and v that are parts of one tensor; clipped ones are separate."""
+        """Returns the groups of q, k and v that are parts of one tensor, such as "qkv"; clipped ones are separate."""
         return ("q", "k", "v") if self.clip is not None else self.projection.tensors
 
     def _state(self, ctx: BuildContext, shape: Shape) -> Cost:

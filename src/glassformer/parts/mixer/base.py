@@ -30,10 +30,10 @@ MixerChange = Literal[
 
 @dataclass(frozen=True)
 class DotProduct:
-    """Softmax logits scale q k^T of a mixer, for the pairs that `visibility` allows, and the matrices that make q and
-    k.
+    """Softmax logits (scores) scale q k^T of a mixer: where to observe q and k, the matrices that make them, and the
+    visibility (mask) of the pairs of tokens.
 
-    Sites `q` (b,s,n,h) and `k` (b,s,g,h); matrices `queries` and `keys` by heads."""
+    `q` (b,s,n,h) and `k` (b,s,g,h) are sites; `queries` and `keys` are the matrices, divided into heads."""
 
     q: Site
     k: Site
@@ -45,7 +45,8 @@ class DotProduct:
 
 @dataclass(frozen=True)
 class EffectiveMaps:
-    """Effective attention of a mixer without a softmax: the weight of `source` at token j in `result` at token t.
+    """Effective attention of a mixer without a softmax: maps (s, t) with the weight of the vector at the site `source`
+    of token j in the vector at the site `result` of token t.
 
     result = maps @ source + direct * source. `site` is `effective_attention` (b,n,s,t), computed only for observers
     (`show_maps`); weights may be negative, and rows need not sum to one. The `count` maps are one for each head, with
@@ -61,9 +62,9 @@ class EffectiveMaps:
 
 
 def show_maps(site: Site, count: int, s: int, blocks: Callable[[list[int]], Iterator[tuple[int, Tensor]]]) -> None:
-    """Shows the maps of a mixer to every observer of `site`, only those of the heads that it wants, out of `count`
-    heads, for s queries: `blocks(heads)` yields (first query, (b, heads, r, t)) in turn. Raises RequestError if the
-    site is edited."""
+    """Shows the effective attention of a mixer to every observer of `site`, for s queries: of its `count` heads only
+    those that the observer wants. `blocks(heads)` yields (first query, weights (b, heads, r, t) of the r queries from
+    there) in turn. Raises RequestError if the site is edited."""
     if site.edited:
         raise RequestError(
             "mixer.effective_attention is computed only for observers; edit the values that it depends on instead",
@@ -81,14 +82,15 @@ class Mixer(nn.Module, ABC):
     The abstract members have no default: a mixer that lacks one cannot be built."""
 
     enter: Seam | None = None
-    """Function applied to x first if several owners share the mixer (`parts/core/owner.py`); None for one owner."""
+    """Function applied to x first, if tensor-parallel ranks share the mixer (`parts/core/owner.py`); None for one
+    rank."""
     reads_gathered: ClassVar[bool] = False
     """True if an output depends on other tokens only through keys and values from the state, or from another layer of
     the pass: processes may then share the tokens of a sequence. A subclass must declare it again."""
 
     @abstractmethod
     def forward(self, x: Tensor, pass_: Pass | None = None, state: Any = None) -> Tensor:
-        """Returns y (b, s, d) of x (b, s, d).
+        """Returns the output y (b, s, d) of the mixer for x (b, s, d).
 
         pass_        positions, documents and padding of the s tokens; if None, `Pass.of(x)`, one document
         state        from `init_state`; if None, the s tokens are the whole sequence. Otherwise they follow the state's
@@ -99,7 +101,7 @@ class Mixer(nn.Module, ABC):
         self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0
     ) -> State | None:
         """Returns an empty decode state for `batch` sequences of at most `max_len` tokens; `truncate` can take back up
-        to `rewind` of them. None for a mixer that keeps no state."""
+        to `rewind` tokens. None for a mixer that keeps no state."""
 
     @property
     @abstractmethod
@@ -114,19 +116,19 @@ class Mixer(nn.Module, ABC):
     @property
     @abstractmethod
     def heads(self) -> Heads | None:
-        """Numbers of the mixer's heads; None for a mixer without heads."""
+        """Numbers of query and KV heads and elements per head of the mixer; None for a mixer without heads."""
 
     @property
     @abstractmethod
     def separates_documents(self) -> bool:
-        """True if tokens of different documents (`pass_.documents`: packed texts, padding) never reach one another.
-        Otherwise the model refuses documents."""
+        """True if no output depends on tokens of another document (`pass_.documents`: packed texts, padding). Otherwise
+        the model refuses documents."""
 
     @abstractmethod
     def matrices(self) -> dict[str, Matrix]:
         """Returns the weight matrices of this mixer by the name of the site that each makes, such as `q` or `out`."""
 
-    # Optional answers: None always restricts what can be shown or done.
+    # Optional properties: None means that the mixer lacks what tools show or do with it.
 
     @property
     def attention_position(self) -> AttentionPosition | None:
@@ -140,13 +142,13 @@ class Mixer(nn.Module, ABC):
 
     @property
     def takes_prefix(self) -> bool:
-        """True if an output depends on later tokens only within a prefix that the caller of the model names
-        (`Pass.global_tokens`)."""
+        """True if, within a prefix that the caller of the model marks (`Pass.global_tokens`), outputs may depend on
+        later tokens."""
         return False
 
     @property
     def dot_product(self) -> DotProduct | None:
-        """Softmax logits of this mixer, which QK-clip bounds; None for a mixer without any."""
+        """Softmax logits of this mixer, which QK-clip bounds; None for a mixer without logits."""
         return None
 
     @property
@@ -165,10 +167,10 @@ class MixerConfig(PartConfig, axis="mixer"):
     defined."""
 
     knows_order: ClassVar[bool] = False
-    """True if the mixer encodes the order of tokens by itself: the short name of the mixer then removes positions from
-    the embedding."""
+    """True if the mixer encodes the order of tokens by itself, so that the mixer's short name (`+mamba`) removes
+    positions from the embedding."""
     reads_memory: ClassVar[bool] = False
-    """True if the mixer attends to another sequence, the pass's memory."""
+    """True if the mixer attends to another sequence (cross-attention), the memory of the pass."""
 
     @abstractmethod
     def build(self, ctx: BuildContext) -> Mixer:
@@ -190,11 +192,11 @@ class MixerConfig(PartConfig, axis="mixer"):
 
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns parameters, FLOPs and bytes of the mixer for this shape (`parts/core/cost.py`)."""
+        """Returns parameters, FLOPs and bytes of the mixer for the workload `shape` (`parts/core/cost.py`)."""
 
     def takes_prefix(self, ctx: BuildContext) -> bool:
-        """Returns True if an output depends on later tokens only within a prefix that the caller of the model names
-        (`Pass.global_tokens`)."""
+        """Returns True if, within a prefix that the caller of the model marks (`Pass.global_tokens`), outputs may
+        depend on later tokens."""
         return False
 
     @abstractmethod
@@ -212,7 +214,8 @@ class MixerConfig(PartConfig, axis="mixer"):
 
     @abstractmethod
     def heads(self, ctx: BuildContext) -> Heads | None:
-        """Returns the numbers of the mixer's heads; None for a mixer without heads."""
+        """Returns the numbers of query and KV heads and elements per head of the mixer; None for a mixer without
+        heads."""
 
     @abstractmethod
     def check_training(self, ctx: BuildContext, device: str) -> None:
@@ -220,39 +223,39 @@ class MixerConfig(PartConfig, axis="mixer"):
 
     @abstractmethod
     def resized(self, n_heads: int) -> MixerConfig:
-        """Returns this config for a model of another width, with `n_heads` heads if the mixer has heads; sizes that
-        follow from the width become defaults again."""
+        """Returns this config for a model of another width, with `n_heads` heads if the mixer has heads; sizes derived
+        from the width are reset to their defaults."""
 
     def divided(self, ctx: BuildContext, owners: int) -> MixerConfig | None:
-        """Returns the config of one owner's share, if the mixer's layers are divided as they declare
-        (`parts/core/shard.py`): a mixer of equal width with 1/`owners` of the heads. None if the division is not
-        defined."""
+        """Returns the config of the share of one of `owners` tensor-parallel ranks, if the mixer declares a division of
+        its layers (`parts/core/shard.py`): a mixer of equal width with 1/`owners` of the heads. None without one."""
         return None
 
     @abstractmethod
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> MixerConfig | None:
-        """Returns this config with one property changed from x to new(x). None if the mixer lacks the property, so that
-        a change of all layers skips it. Raises RequestError if the property exists and cannot be changed here."""
+        """Returns this config with the property named `change` set to new(old value). None if the mixer lacks the
+        property, so that a change of all layers skips it. Raises RequestError if the mixer has the property but does
+        not allow the change."""
 
     def sharing(self, name: str) -> MixerConfig | None:
-        """Returns this config as a KV source, whose keys and values later layers may reuse under a name; None for a
-        mixer without keys and values."""
+        """Returns this config as a KV source: an attention whose keys and values later layers may reuse under `name`;
+        None for a mixer without keys and values."""
         return None
 
     def taking(self, name: str) -> MixerConfig | None:
-        """Returns this config as a KV reuser of the keys and values that an earlier layer offers under a name; None for
-        a mixer without keys and values. Raises RequestError if the mixer changes keys or values in a way that a reuser
-        cannot."""
+        """Returns this config as a KV reuser: an attention with the keys and values that an earlier layer shares under
+        `name`; None for a mixer without keys and values. Raises RequestError if the mixer changes keys or values in a
+        way that a reuser cannot."""
         return None
 
     def can_clip_logits(self) -> bool:
-        """Returns True if a factor on W_q and W_k multiplies the softmax logits, as QK-clip needs; False if a step
-        between the two undoes the factor, and for a mixer without logits."""
+        """Returns True if a factor on W_q and W_k multiplies the softmax logits, as QK-clip needs. False for a mixer
+        without logits, and if an operation between the matrices and the logits (a norm) undoes the factor."""
         return False
 
 
 def keys_before(t: int, reach: int | None) -> float:
-    """Returns the mean number of tokens that a token of a t-token sequence attends to: itself and earlier ones, at most
-    `reach`."""
+    """Returns the mean number of tokens that a token of a t-token sequence attends to: itself and earlier tokens, in
+    all at most `reach`; None for no bound."""
     w = min(reach or t, t)
     return (w * (w + 1) / 2 + (t - w) * w) / t

@@ -21,8 +21,8 @@ from glassformer.parts.state import State, added_up
 
 
 class States(State):
-    """Decode states of parallel mixers: mixer number -> state, and tensors named "number.name". Mixers without a state
-    are left out."""
+    """Decode states of parallel mixers by the number of the mixer; mixers without a state are left out. Tensors are
+    named "number.name"."""
 
     def __init__(self, states: Mapping[int, State]):
         self.states = dict(states)
@@ -76,7 +76,7 @@ class States(State):
             state.reserve(memory_len)
 
     def truncate(self, length: int) -> None:
-        for state in sorted(self.states.values(), key=lambda one: one.rewind is None):  # may refuse: first
+        for state in sorted(self.states.values(), key=lambda one: one.rewind is None):  # may refuse, so first
             state.truncate(length)
 
 
@@ -84,7 +84,7 @@ class Beside(Mixer):
     """out = sum_i mixer_i(x): parallel mixers of one input, such as attention and a state space model in one layer
     (Hymba, Dong et al. 2024, 2411.13676; Falcon-H1, 2507.22448). x, out (b,s,d).
 
-    Sites: out, and those of each mixer below its number (`mixer.mixers.0.pattern`)."""
+    Sites: out, and those of each mixer under its number (`mixer.mixers.0.pattern`)."""
 
     def __init__(self, mixers: Sequence[Mixer]):
         super().__init__()
@@ -173,8 +173,8 @@ class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamb
 
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:
-        """Returns a config of the old mixer and, in parallel, the mixer that the fields describe; an old config of
-        this kind takes the fields instead."""
+        """Returns a config of `old` in parallel with a mixer of the class fields["of"] with fields["fields"]; if `old`
+        is, or has, a mixer of that class, that mixer takes these fields instead. Without "of", sets fields of `old`."""
         if "of" not in fields:
             return old.replace(**fields) if type(old) is cls else cls(**fields)
         of, more = fields["of"], fields["fields"]
@@ -220,6 +220,6 @@ class BesideConfig(MixerConfig, kind="beside", words=Word("beside", _read, "mamb
         return self.replace(mixers=tuple(mixer.resolved(ctx) for mixer in self.mixers))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the sum of the costs of the parallel mixers, which read one tensor."""
+        """Returns the sum of the costs of the parallel mixers; their common input is one tensor."""
         again = (len(self.mixers) - 1) * shape.keeps(ctx.d_model) if shape.inputs == shape.products else 0
         return sum((mixer.costs(ctx, shape) for mixer in self.mixers), Cost(kept=-again))

@@ -1,4 +1,4 @@
-"""Linear recurrences of matrices, for linear attention, retention and state space duals.
+"""Linear recurrences with a matrix S as state, for linear attention, retention and state space duals.
 
     S_t = exp(a_t) S_{t-1} + k_t v_t^T        y_t = q_t S_t
 
@@ -23,24 +23,25 @@ from glassformer.parts.mixer.installed import computed
 from glassformer.parts.precision import exact, finest_dtype, full_precision, wide
 
 CHUNK = 64
-"""Number of tokens of a chunk, which are connected by one matrix of pairs; one state of each chunk is kept
-(docs/log.md)."""
+"""Number of tokens in a chunk. Pairs of tokens of a chunk are computed by one matrix, and one state of each chunk is
+kept (docs/log.md)."""
 LEAST_LOG = -60.0
 """Minimum logarithm of a decay: 1e-26 of a state is negligible, and sums of logarithms stay precise."""
 PAIRS_PER_BLOCK = 1 << 18
-"""Largest number of elements of the matrices of pairs of those chunks that are computed together (docs/log.md)."""
+"""Largest number of elements of the matrices of token pairs of those chunks that are computed together
+(docs/log.md)."""
 VALUES_PER_BLOCK = 1 << 22
 
 
 def as_operator() -> bool:
     """Returns True if a recurrence should be called as a custom operator of torch, which has a gradient and is one step
-    to a compiler; the first such call loads torch's whole compiler, which is slow."""
+    for a compiler. False in eager inference, because the first call loads torch's whole compiler, which is slow."""
     return torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
 def whole_chunks(s: int, length: int) -> list[slice]:
-    """Returns slices of s tokens: one of all whole chunks of `length` tokens, and one of the remaining tokens, if there
-    are any."""
+    """Returns slices that divide s tokens: one of all whole chunks of `length` tokens, and one of the remaining tokens,
+    if any remain."""
     full = s - s % length
     return [at for at in (slice(0, full), slice(full, s)) if at.start < at.stop]
 
@@ -154,7 +155,8 @@ def two_sided_linear_attention(
 
 @dataclass(frozen=True)
 class Factors:
-    """Remaining factors of tokens and states within each chunk; axes have size one if all entries are equal.
+    """Decay factors within each chunk: how much remains of a token or state at a later token; axes have size one if all
+    entries are equal.
 
     inner (c, b, g, r, l, l)      of token j at token t, 0 if j is invisible to t
     since (c, b, g, l, r, 1)      of the state before the chunk at token t
@@ -205,7 +207,8 @@ def by_token(x: Tensor) -> Tensor:
 
 
 def _carried(given: Tensor, over: Tensor, first: Tensor) -> Tensor:
-    """Returns the states (c + 1, ...) of S_{i+1} = over_i S_i + given_i along the first axis, from S_0 = first."""
+    """Returns the states (c + 1, ...) of the recurrence over chunks S_{i+1} = over_i S_i + given_i along the first
+    axis, from S_0 = first."""
     states = given.new_empty(len(given) + 1, *given.shape[1:])
     states[0] = first
     for i, each in enumerate(over.expand(len(given), *over.shape[1:])):
@@ -214,16 +217,16 @@ def _carried(given: Tensor, over: Tensor, first: Tensor) -> Tensor:
 
 
 def _blocks(v: Tensor, length: int) -> list[slice]:
-    """Returns slices of the s tokens, each of some chunks that are computed together, so that their matrices of pairs
-    fit in cache."""
+    """Returns slices that divide the s tokens of v into blocks of chunks, which are computed together, so that their
+    matrices of token pairs fit in cache."""
     b, s, n, _ = v.shape
     step = length * max(1, PAIRS_PER_BLOCK // (b * n * length * length))
     return [slice(first, min(first + step, s)) for first in range(0, s, step)]
 
 
 def _part(x: Tensor | None, at: slice) -> Tensor | None:
-    """Returns the part of x, decays or marks of first tokens, for the tokens `at`; x itself if it has no axis of
-    tokens."""
+    """Returns the entries of x, decays or marks of first tokens, for the tokens `at`; x itself if it has no axis of
+    tokens; None for None."""
     return x if x is None or x.dim() == 1 else x[:, at]
 
 
@@ -243,7 +246,7 @@ def _chunks(
 def _block(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor, fresh: Tensor | None, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns (y, states) of some chunks computed together: the state after each chunk."""
+    """Returns (y, states) of some chunks that are computed together; `states` are the states after each chunk."""
     g = q.shape[2]
     f = Factors.of(log_decay, fresh, g, length, v)
     q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))
@@ -303,9 +306,9 @@ def _block_grad(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, fresh: Tensor | None, states: Tensor, dy: Tensor,
     dstates: Tensor | None, ds: Tensor, length: int, decays: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:  # fmt: skip
-    """Returns the gradients of q, k, v, of the decays by token (None without `decays`), and of the state before the
-    chunks. Given are the gradients `dy` of y, `dstates` of the states before each chunk, and `ds` of the state after
-    the last."""
+    """Returns the gradients of q, k, v, of the decays by token (None if `decays` is False), and of the state before the
+    chunks. Inputs: the gradients `dy` of y, `dstates` of the states before each chunk (None for zero), and `ds` of the
+    state after the last chunk."""
     g = q.shape[2]
     f = Factors.of(log_decay, fresh, g, length, v)
     q, k = (by_chunk(x, g, length).squeeze(4).contiguous() for x in (q, k))

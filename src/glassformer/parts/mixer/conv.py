@@ -25,7 +25,8 @@ class Conv(Mixer):
         z, gate = W [x_t, x_{t-1}, ..., x_{t-K+1}] + b        out = z sigmoid(gate)
 
     x, out (b,s,d), W (2 d, K d), K = `width`: the rows of W are 1-d kernels. A token of another document, or before the
-    text, counts as zero. One matmul of copied windows: K d elements are kept for each token.
+    text, counts as zero. Computed by one matmul of copied windows, which keeps K d elements per token for the backward
+    pass.
 
     Sites: z, gate, out (b,s,d).
     """
@@ -71,11 +72,11 @@ class ConvConfig(RecurrenceConfig, kind="conv", words=Word("conv", whole("width"
     """Config of a gated causal convolution, z sigmoid(gate), with kernels of `width` tokens (Dauphin et al. 2017,
     1612.08083).
 
-    It loses if relevant tokens are further back than its layers reach, 1 + layers (width - 1) tokens; and no layer can
-    select a token by its content."""
+    It loses if relevant tokens are further back than its layers reach, 1 + layers (width - 1) tokens; and no layer
+    selects tokens by their content."""
 
     width: int = Field(4, ge=2, le=1 << 8)
-    """Number of tokens that an output depends on: the token at its position and those before."""
+    """Number K of tokens that an output depends on: its own token and the K - 1 before."""
     bias: bool = True
 
     def reach(self, ctx: BuildContext) -> int:  # type: ignore[override]
@@ -92,7 +93,7 @@ class ConvConfig(RecurrenceConfig, kind="conv", words=Word("conv", whole("width"
         return Conv(ctx.d_model, self.width, self.bias, ctx.make_reparam)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the convolution: z, gate and its sigmoid are kept with the windows."""
+        """Returns the cost of the convolution: the windows, z, gate and its sigmoid are kept for the backward pass."""
         d = ctx.d_model
         maps = linear_cost(ctx, shape, self.width * d, (d, d), bias=self.bias)
         return maps + Cost(kept=shape.keeps(3 * d)) + recurrent_cost(shape, {}, (self.width, d))

@@ -33,8 +33,8 @@ IDS = torch.int64
 
 
 class MemoryState(State):
-    """Decode state of cross-attention: keys and values (b, g, slots, h) of another sequence, computed once and read at
-    every step.
+    """Decode state of cross-attention: keys and values (b, g, slots, h) of another sequence (the memory), computed once
+    and read at every step.
 
     `reserve` makes room. `documents` (b, slots) holds the ids of the memory's tokens, 0 for empty slots."""
 
@@ -73,8 +73,8 @@ class MemoryState(State):
         return other
 
     def write(self, k: Tensor, v: Tensor, documents: Tensor | None) -> None:
-        """Replaces the stored memory by k, v (b, t, g, h) and the ids of its documents (b, t), None if no token is
-        padding. Raises RequestError if the state has too little room."""
+        """Replaces the stored keys and values of the memory by k, v (b, t, g, h), and its document ids by `documents`
+        (b, t), None if no token is padding. Raises RequestError if the state has too few slots."""
         t = k.shape[1]
         if t > self.slots:
             raise RequestError(
@@ -88,20 +88,21 @@ class MemoryState(State):
         self.length, self.padded = t, documents is not None
 
     def read(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns the stored k, v (b, t, g, h) and the ids of the memory's tokens (b, t); None for the ids if no token
-        is padding."""
+        """Returns (k, v, ids): the stored keys and values (b, t, g, h) in `dtype`, and the document ids of the memory's
+        tokens (b, t), None if no token is padding."""
         documents = self.documents[:, : self.length] if self.padded else None
         return self.k.upto(self.length, dtype), self.v.upto(self.length, dtype), documents
 
     def put(self, row: int, other: State, length: int) -> None:
-        """Copies the only row of another state to row `row`; a shorter memory is padded."""
+        """Copies the only row of `other`, another `MemoryState`, to row `row`; the row is padded if its memory is
+        shorter. Raises ValueError if it is too long."""
         assert isinstance(other, MemoryState)
         if other.length > self.slots:
             raise ValueError(f"a memory of {other.length} tokens does not fit into {self.slots} slots")
         given, t = other.tensors(), other.length
         for name, mine in self.tensors().items():
             axis = 0 if name == "documents" else 1
-            mine[row].narrow(axis, 0, t).copy_(given[name][0].narrow(axis, 0, t))  # may be the same memory
+            mine[row].narrow(axis, 0, t).copy_(given[name][0].narrow(axis, 0, t))  # source and target may be one tensor
             mine[row].narrow(axis, t, self.slots - t).zero_()
         self.length, self.padded = max(self.length, t), True
 
@@ -130,8 +131,8 @@ class CrossAttention(SoftmaxAttention):
     """
 
     enter_memory: Seam | None = None
-    """Function applied to the memory first if several owners share the mixer, as `enter` is to x; None for one
-    owner."""
+    """Function applied to the memory first, if tensor-parallel ranks share the mixer (as `enter` is applied to x); None
+    for one rank."""
 
     def __init__(
         self,
@@ -148,8 +149,8 @@ class CrossAttention(SoftmaxAttention):
         reparam: MakeReparam | None = None,
         chunks: tuple[int, int] | None = None,
     ):
-        """`chunks`: (tokens in a chunk, tokens of the memory for each chunk) of a chunked memory; None for a memory
-        that every token attends to."""
+        """`chunks`: (number of tokens in a chunk, number of memory tokens for each chunk), for RETRO's chunked memory;
+        None for a memory that every token attends to."""
         heads = Heads.of(d_model, n_heads, n_kv_heads, head_dim)
         super().__init__(heads, None, Bidirectional(), scale, dropout, kernel)
         self.projection = projection(heads)
@@ -179,8 +180,8 @@ class CrossAttention(SoftmaxAttention):
         return self.put_out(chunk_by_chunk(call, *self.chunks, documents, self.kernel))
 
     def memory(self, x: Tensor, pass_: Pass, state: MemoryState | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns (k, v, ids): keys and values (b, t, g, h) of the memory and the ids of its tokens (b, t), None
-        without padding; computed from the pass's memory, or read from the state."""
+        """Returns (k, v, ids): keys and values (b, t, g, h) of the memory and the document ids of its tokens (b, t),
+        None without padding; computed from the memory of the pass, or read from the state."""
         if pass_.memory is None and state is not None and state.length:
             k, v, documents = state.read(x.dtype)
             return *self.projection.expand(self, k, v), documents
@@ -192,7 +193,8 @@ class CrossAttention(SoftmaxAttention):
         return *self.projection.expand(self, k, v), memory.documents
 
     def call_of(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, pass_: Pass) -> AttentionCall:
-        """Returns the call of the kernel for queries q over a memory k, v whose tokens have the ids `documents`."""
+        """Returns the kernel call of queries q (b, s, n, h) with keys and values k, v (b, t, g, h) of the memory, whose
+        tokens have the document ids `documents` (b, t)."""
         visibility, index = self.visibility, None
         if self.chunks is not None:
             check_chunks(*self.chunks, pass_.end, k.shape[1])
@@ -207,7 +209,7 @@ class CrossAttention(SoftmaxAttention):
 
     @property
     def causal(self) -> bool:
-        """Always True: an output depends only on its token and on the other sequence."""
+        """Always True: an output depends on its own token and the other sequence, not on later tokens."""
         return True
 
     @property
@@ -225,8 +227,9 @@ class CrossAttention(SoftmaxAttention):
 
 
 def chunk_by_chunk(call: AttentionCall, m: int, w: int, documents: Tensor | None, kernel: Kernel) -> Tensor:
-    """Returns z (b, s, n, hv) of a call under `ChunksOfMemory` that starts with the first token: each chunk and its
-    memory are a separate row, so that scores are computed only for visible keys.
+    """Returns z (b, s, n, hv) of a call under `ChunksOfMemory` that starts with the first token. Chunks of `m` tokens,
+    each with the `w` memory tokens that it attends to, become separate rows, so that scores are computed only for
+    visible keys.
 
         queries m-1 .. 2m-2 and keys 0 .. w-1, queries 2m-1 .. 3m-2 and keys w .. 2w-1, ...
     """
@@ -241,8 +244,8 @@ def chunk_by_chunk(call: AttentionCall, m: int, w: int, documents: Tensor | None
 
 
 def check_chunks(m: int, w: int, end: int, memory_len: int) -> None:
-    """Raises RequestError if the memory of `memory_len` tokens lacks the w tokens of one of the chunks of m tokens that
-    end before token `end`."""
+    """Raises RequestError if a memory of `memory_len` tokens is too short: each chunk of m tokens that ends before
+    token `end` needs w memory tokens."""
     if memory_len < (end // m) * w:
         raise RequestError(
             f"{end} tokens have {end // m} whole chunks of {m}; the memory must have {w} tokens for each, "
@@ -252,8 +255,8 @@ def check_chunks(m: int, w: int, end: int, memory_len: int) -> None:
 
 
 class ChunksConfig(Value):
-    """Chunks of RETRO: the memory has `width` tokens for each `chunk` tokens of the sequence, such as two neighbours of
-    128 tokens for 64."""
+    """Config of RETRO's chunks: the memory has `width` tokens for each `chunk` tokens of the sequence, such as two
+    retrieved neighbours of 128 tokens for 64 tokens."""
 
     chunk: int = Field(64, gt=0, le=1 << 20)
     width: int = Field(256, gt=0, le=1 << 20)
@@ -273,14 +276,14 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
     """Elements per head; None for d_model / n_heads."""
     bias: bool = False
     out_bias: bool | None = None
-    """True for a bias of the output; None for `bias`."""
+    """True if the output layer W_O has a bias; None for the value of `bias`."""
     scale: float | None = Field(None, gt=0)
-    """Factor on scores; None for 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
+    """Factor on the scores q k^T; None for 1 / sqrt(head_dim), or, under muP, sqrt(base head_dim) / head_dim."""
     projection: MemoryProjectionConfig = CrossQKVConfig()
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
     chunks: ChunksConfig | None = None
-    """Chunks of a retrieved memory; None if a query attends to the whole memory."""
+    """Chunks of a retrieved memory (RETRO); None if every query attends to the whole memory."""
 
     def _projection(self, ctx: BuildContext) -> CrossQKV:
         return self.projection.build(self._within(ctx))(self.heads(ctx))
@@ -295,8 +298,8 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
         return 1
 
     def keys_seen(self, ctx: BuildContext, t: int) -> float:
-        """Returns the mean number of keys that a query attends to: for a memory as long as the sequence all of it, or
-        the retrieved tokens of one chunk."""
+        """Returns the mean number of keys that a query attends to: all of a memory that is as long as the sequence, t
+        tokens, or, with `chunks`, the memory tokens of one chunk."""
         return float(t) if self.chunks is None else ChunksOfMemory(self.chunks.chunk, self.chunks.width).keys_seen(t)
 
     def build(self, ctx: BuildContext) -> CrossAttention:
@@ -326,14 +329,14 @@ class CrossAttentionConfig(SoftmaxAttentionConfig, kind="cross_attention"):
         return t if self.chunks is None else self.chunks.memory_len(t)
 
     def _keys(self, shape: Shape) -> Number:
-        """Returns the number of keys, per query, whose scores are computed."""
+        """Returns the number of keys per query whose scores are computed."""
         if self.chunks is None or shape.s < shape.t:
             return self._memory_len(shape.t)
         return self._memory_len(shape.t) * self.chunks.chunk / shape.t
 
     def _kept(self, ctx: BuildContext, shape: Shape, width: int) -> int:
-        """Returns the bytes kept for the backward pass: q, k and v as the kernel reads them, and the tensors that the
-        kernel makes."""
+        """Returns the bytes kept for the backward pass: q, k and v in the form that the kernel reads, and the tensors
+        that the kernel keeps."""
         if shape.phase != "train":
             return 0
         n, g, h = ctx.n_heads, ctx.n_kv_heads, ctx.head_dim

@@ -1,4 +1,5 @@
-"""The gated delta rule: a matrix state that is corrected, rather than added to. Yang et al. 2024, 2412.06464.
+"""The gated delta rule: a recurrence that corrects its matrix state, rather than adding to it. Yang et al. 2024,
+2412.06464.
 
     S' = exp(a_t) S_{t-1}        S_t = S' + k_t (beta_t (v_t - S'^T k_t))^T        y_t = S_t^T q_t
 
@@ -23,7 +24,7 @@ from glassformer.parts.precision import full_precision, wide
 
 VALUES_PER_BLOCK = 1 << 22
 VALUES_AT_ONCE = 1 << 18
-"""Largest number of elements of the pairs and values of those chunks that are computed together, so that they fit in
+"""Largest number of elements of the token pairs and values of chunks that are computed together, so that they fit in
 cache."""
 
 
@@ -95,7 +96,7 @@ def delta_rule(
 
 
 class _Chunks(NamedTuple):
-    """Intermediate tensors of the chunks, for both passes.
+    """Intermediate tensors of c chunks of l tokens, for the forward and the backward pass.
 
     q, k (c, b, g, 1, l, K)      v (c, b, g, r, l, V)      beta, since, until (c, b, g, r, l, 1)
     near (c, b, g, r, l, l)      q_i . k_j, decayed, j <= i
@@ -142,7 +143,7 @@ class _Chunks(NamedTuple):
 
 
 def _blocks(v: Tensor, length: int) -> list[slice]:
-    """Returns slices of the tokens, each of some whole chunks that are computed at once."""
+    """Returns slices that divide the s tokens of v into blocks of whole chunks, which are computed together."""
     b, s, n, width = v.shape
     step = length * max(1, VALUES_AT_ONCE // (b * n * length * max(length, width)))
     return [slice(first, min(first + step, s)) for first in range(0, s, step)]
@@ -204,9 +205,9 @@ def _grad(ctx: Any, dy: Tensor | None, dstates: Tensor | None) -> tuple[Tensor |
 
 
 def _block_grad(c: _Chunks, dy: Tensor, before: Tensor, ds: Tensor, dstates: Tensor | None) -> tuple[Tensor, ...]:
-    """Returns the gradients of q, k, v, beta and the decays, and of the state before a block of chunks. Given are `ds`,
-    the gradient of the state after the block, and `dstates`, those of the states before its chunks from outside the
-    block."""
+    """Returns the gradients of q, k, v, beta and the decays, and of the state before a block of chunks `c`. Inputs:
+    `dy`, the gradient of y; `before`, the states before the chunks; `ds`, the gradient of the state after the block;
+    `dstates`, further gradients of the states before the chunks (None for zero)."""
     g, length = c.q.shape[2], c.q.shape[4]
     dy = by_chunk(dy, g, length).transpose(3, 4).contiguous()
     dnear = c.near.mT @ dy

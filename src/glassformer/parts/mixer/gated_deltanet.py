@@ -38,7 +38,8 @@ from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 
 UNIT_EPS = 1e-6
-"""Number added inside the square root of the length of q and k, so that a vector of zeros has no infinite gradient."""
+"""Number added to the squared length of q and k under the square root, so that a vector of zeros has a finite
+gradient."""
 
 
 def unit(x: Tensor) -> Tensor:
@@ -155,8 +156,8 @@ class GatedDeltaNet(Recurrence):
 def widths(
     d_model: int, n_heads: int, head_dim: int | None, n_v_heads: int | None, v_head_dim: int | None
 ) -> tuple[int, int, int, int]:
-    """Returns (g, n, h, hv): numbers of QK and value heads and their widths. Raises RequestError, with numbers that
-    would fit, for impossible ones."""
+    """Returns (g, n, h, hv): numbers of QK heads and of value heads, and the elements per head of each kind. Raises
+    RequestError, with numbers that would fit, for impossible sizes."""
     g, _, h = Heads.of(d_model, n_heads, None, head_dim)
     n = n_v_heads or g
     if n % g:
@@ -168,8 +169,8 @@ def widths(
 
 
 def sizes(g: int, n: int, h: int, hv: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """Returns the shapes of the decode state: of its tensors by name, and (width, channels) of the convolution's
-    tail."""
+    """Returns the shapes of the decode state: {name: shape} of the recurrence's tensors, and (width, channels) of the
+    inputs that the convolution still needs."""
     return {"S": (n, h, hv)}, (d_conv, 2 * g * h + n * hv)
 
 
@@ -181,7 +182,7 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
     speed, because each chunk solves a triangular system."""
 
     n_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """Number of QK heads; None for one per 64 of the width, or the nearest number that divides it."""
+    """Number of QK heads; None for d_model / 64, or the nearest number that divides d_model."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
     """Elements per QK head; None for d_model / n_heads."""
     n_v_heads: int | None = Field(None, gt=0, le=1 << 16)
@@ -192,7 +193,7 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
     norm_eps: float = Field(1e-6, gt=0)
     dt_min: float = Field(1e-3, gt=0)
     dt_max: float = Field(0.1, gt=0)
-    """Upper bound of softplus(dt_bias), which is initialised log-uniform from dt_min."""
+    """Upper bound of the initial softplus(dt_bias), which is log-uniform from dt_min."""
 
     @model_validator(mode="after")
     def _ordered(self) -> GatedDeltaNetConfig:
@@ -208,7 +209,7 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
         return widths(ctx.d_model, n_heads, self.head_dim, self.n_v_heads, self.v_head_dim)
 
     def resized(self, n_heads: int) -> GatedDeltaNetConfig:
-        """Returns this config with `n_heads` QK heads; the ratio of value heads to them stays."""
+        """Returns this config with `n_heads` QK heads, and with value heads in the same ratio to them as before."""
         each = (self.n_v_heads or 1) // (self.n_heads or 1) if self.n_v_heads and self.n_heads else 1
         return self.replace(
             n_heads=n_heads, n_v_heads=each * n_heads if self.n_v_heads else None, head_dim=None, v_head_dim=None
@@ -241,9 +242,9 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
         return own + rule_cost(shape, g, n, h, hv) + maps + norm + recurrent_cost(shape, kept, tail)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> int:
-        """Returns the bytes kept for the backward pass beyond the inputs of layers and norm: outputs of in_proj;
-        tensors of the convolution; q and k and their lengths, beta, the decay with two intermediate tensors, and the
-        normalised z, in fp32."""
+        """Returns the bytes kept for the backward pass, without the inputs of linear layers and of the norm: outputs of
+        in_proj; tensors of the convolution; and, in fp32, q and k and their lengths, beta, the decay with two
+        intermediate tensors, and the normalised z."""
         g, n, h, hv = self._widths(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         conv = conv_kept(shape, 2 * g * h + n * hv, self.d_conv)
@@ -252,7 +253,8 @@ class GatedDeltaNetConfig(RecurrenceConfig, kind="gated_deltanet", words="gated_
 
 def rule_cost(shape: Shape, g: int, n: int, k: int, v: int) -> Cost:
     """Returns the cost of the delta rule in chunks, for g QK heads of width k and n value heads of width v: its
-    matmuls; for the backward pass its states, one of each chunk, and one more for the whole chunks and for the rest."""
+    matmuls, and the states kept for the backward pass, one per chunk and one more for each of the two calls (whole
+    chunks, rest)."""
     whole, rest = divmod(shape.s, CHUNK)
     pairs = 0 if shape.s == 1 else whole * CHUNK**2 + rest**2
     states = n * k * v * (whole + bool(whole) + 2 * bool(rest))

@@ -105,7 +105,7 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
         projected = self.projection.costs(inner, shape)
         turned = shape.keeps(2 * inner.n_kv_heads * inner.head_dim)
         flops = calls * (inner.head_dim + self._projection(ctx).value_dim)
-        again = shape.keeps(ctx.d_model) if shape.inputs == shape.products else 0  # of x, which both projections read
+        again = shape.keeps(ctx.d_model) if shape.inputs == shape.products else 0  # x cast, which both projections read
         return (
             super().costs(ctx, shape)
             + projected
@@ -113,8 +113,8 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
         )
 
     def _global(self, ctx: BuildContext, shape: Shape, first: int) -> int:
-        """Returns the bytes that the calls of the `first` global queries keep for the backward pass: the queries, and
-        their pattern."""
+        """Returns the bytes that attention of the `first` global tokens of each sequence keeps for the backward pass:
+        their queries, and their pattern."""
         if shape.phase != "train":
             return 0
         facts = CallFacts(dtype=shape.products, dropout=self.dropout > 0, additive=self.softcap is None)

@@ -36,23 +36,24 @@ SWITCH = "GLASSFORMER_KERNELS"
 DEVICES = {"cuda"}
 """Types of devices on which the kernels of libraries run."""
 TOLERANCE = {torch.float32: 5e-3}
-"""Dtype of the inputs -> largest allowed deviation |library - twin| / |twin| (Euclidean) of an output or a gradient:
-the bound of fla's own tests, and ten times the rounding of TF32. A wrong scale or layout is off by a tenth and more."""
+"""Mapping {dtype of the inputs: largest allowed deviation |library - twin| / |twin| (Euclidean norm) of an output or a
+gradient}: the bound of fla's own tests, and ten times the rounding of TF32. A wrong scale or layout deviates by a tenth
+and more."""
 DUAL_CHUNK = 256
-"""Number of tokens of a chunk of `mamba_chunk_scan_combined`, as in its own module."""
+"""Number of tokens in a chunk of `mamba_chunk_scan_combined`: the value in mamba-ssm's own module."""
 
 Given = Mapping[str, Tensor | None]
-"""Name of an argument of an operation -> its tensor, or None."""
+"""Mapping {name of an argument of an operation: its tensor, or None}."""
 Outputs = tuple[Tensor, Tensor]
 """Tuple of the results of an operation: y (b, s, ...) and the last state (b, ...)."""
 
 
 @dataclass(frozen=True)
 class Theirs:
-    """Function of a library, adapted to the arguments of an operation of this package."""
+    """Function of a library with the arguments of an operation of this package, and what is known about it."""
 
     package: str
-    """Name of the distribution that has the function."""
+    """Name of the installed distribution (package) that contains the function."""
     call: Callable[..., Outputs]
     tokens: int
     """Number of tokens in a trial: a few chunks of the function, the last one not full."""
@@ -63,8 +64,8 @@ class Theirs:
 
 def computed(name: str, ours: Callable[..., Outputs], **given: Tensor | None) -> Outputs | None:
     """Returns the result of the operation `name` for the arguments `given`, computed by a library; None if no library
-    serves them, so that the caller computes the operation by `ours`, the twin. The trial of a library calls `ours` with
-    samples of the arguments; `ours` must not call this function."""
+    serves them, so that the caller computes the operation by `ours`, the twin. The first call of a kind compares the
+    library with `ours` on samples of the arguments; `ours` must not call `computed`."""
     if torch.compiler.is_compiling() or not _may(given):
         return None
     theirs, device = KERNELS[name], _first(given).device
@@ -82,17 +83,18 @@ def computed(name: str, ours: Callable[..., Outputs], **given: Tensor | None) ->
             warnings.warn(f"{about}, which is computed by our own from here on: {shown(error, 200)}")
             return None
         _tried.add(kind)
-    with full_precision(_first(given)):  # not caught: torch's checkpoints end a pass by an error
+    with full_precision(_first(given)):  # errors pass: torch's checkpoints end a pass by one
         return theirs.call(**given)
 
 
 _tried: set[tuple[Any, ...]] = set()
-"""Kinds of calls (operation, device, sizes of the arguments) whose trial succeeded."""
+"""Kinds of calls (operation, device, sizes of the arguments) whose trial has succeeded, so that the library computes
+them."""
 _refused: set[tuple[str, torch.device]] = set()
 
 
 class Deviation(Exception):
-    """Raised if the result of a library deviates from that of the twin."""
+    """Error of a trial: the result of a library deviates from that of this package's twin."""
 
 
 @cache
@@ -104,8 +106,8 @@ def _version(package: str) -> str | None:
 
 
 def _may(given: Given) -> bool:
-    """Returns True if a library may compute a call with these arguments: they are on a GPU and of a dtype with a
-    tolerance, deterministic mode is off, and the environment variable does not disable libraries."""
+    """Returns True if a library may compute a call with these arguments: they are on a GPU of a type in `DEVICES` and
+    have a dtype with a tolerance, deterministic mode is off, and the environment variable allows libraries."""
     floats = [x for x in given.values() if x is not None and x.is_floating_point()]
     return (
         floats[0].device.type in DEVICES
@@ -130,13 +132,14 @@ DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
     "log_decay": lambda x: -(x - 2).exp(),
     "fresh": lambda x: _borders(x > 2),
 }
-"""Name of an argument whose samples are not normal numbers -> function that makes them of normal numbers: keys of
-length one, decays from almost 0 to almost 1, marks of first tokens every forty tokens or so."""
+"""Mapping {name of an argument: function that makes its samples from normal numbers}, for arguments that are not
+normally distributed: keys of length one, decays from almost 0 to almost 1, marks of first tokens about every forty
+tokens."""
 
 
 def _borders(x: Tensor) -> Tensor:
-    """Changes random marks of first tokens x (rows, tokens), in place: the first row starts a sequence at its first
-    token, the second does not, so that its state is used. Returns x."""
+    """Returns x, random marks of first tokens (rows, tokens), changed in place so that the first row starts a sequence
+    at its first token, and the second row does not and uses its initial state."""
     x[:, 0] = torch.arange(len(x)) == 0
     return x
 
@@ -162,8 +165,8 @@ def _sample(key: str, x: Tensor, tokens: int, generator: torch.Generator) -> Ten
 
 
 def _try(theirs: Theirs, ours: Callable[..., Outputs], given: Given) -> None:
-    """Compares the outputs and gradients of a library with those of the twin `ours` on random samples of the arguments.
-    Raises Deviation if they differ, or an error of the library."""
+    """Raises Deviation if outputs or gradients of the library's function differ from those of the twin `ours` on random
+    samples of the arguments, or an error of the library."""
     generator = torch.Generator().manual_seed(0)
     # without hooks, because those of an outer checkpoint would count tensors that its second pass does not keep
     alone = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
@@ -189,8 +192,8 @@ def _try(theirs: Theirs, ours: Callable[..., Outputs], given: Given) -> None:
 
 
 def _deviation(ours: Tensor, theirs: Tensor) -> float:
-    """Returns |theirs - ours| / |ours| of two results; infinity if `theirs` has another shape or values that are not
-    finite."""
+    """Returns the relative deviation |theirs - ours| / |ours| of two tensors; infinity if `theirs` has another shape or
+    values that are not finite."""
     ours, theirs = ours.detach(), theirs.detach()
     if ours.shape != theirs.shape or not bool(torch.isfinite(theirs).all()):
         return float("inf")
@@ -203,8 +206,8 @@ def _deviation(ours: Tensor, theirs: Tensor) -> float:
 def _selective_scan(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor | None = None, fresh: Tensor | None = None
 ) -> Outputs:
-    """Returns the results of Mamba's `selective_scan_fn(u, delta, A, B, C)`, which has channels before tokens, A (c, p)
-    and states (b, c, p), from a state of zero."""
+    """Returns (y, last state) as `scan.selective_scan`, computed by mamba-ssm's `selective_scan_fn(u, delta, A, B, C)`,
+    which has channels before tokens, A (c, p) and states (b, c, p), and starts from a state of zero."""
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn  # type: ignore[import-not-found]
 
     by_channel = (x.transpose(1, 2).contiguous() for x in (u, dt))
@@ -216,8 +219,9 @@ def _selective_scan(
 def _state_space_dual(
     u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor | None, fresh: Tensor | None
 ) -> Outputs:
-    """Returns the results of Mamba's `mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size)`, which has states (b, n,
-    h, p). Tokens with equal `seq_idx` attend to each other; the initial state has `seq_idx` 0."""
+    """Returns (y, last state) as `chunked.state_space_dual`, computed by mamba-ssm's `mamba_chunk_scan_combined(x, dt,
+    A, B, C, chunk_size)`, which has states (b, n, h, p). Tokens with equal `seq_idx` are one sequence; the initial
+    state belongs to `seq_idx` 0."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined  # type: ignore[import-not-found]
 
     y, last = mamba_chunk_scan_combined(
@@ -232,8 +236,8 @@ def _state_space_dual(
 def _linear_attention(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor | None, fresh: Tensor | None
 ) -> Outputs:
-    """Returns the results of fla's `chunk_simple_gla(q, k, v, g, scale=)`, also behind fla's linear attention and
-    retention, which needs equally many heads of q, k and v, and a decay per token."""
+    """Returns (y, last state) as `chunked.chunked_linear_attention`, computed by fla's `chunk_simple_gla(q, k, v, g,
+    scale=)`, the function behind fla's retention; it needs equally many heads of q, k and v, and a decay per token."""
     from fla.ops.simple_gla import chunk_simple_gla  # type: ignore[import-not-found]
 
     n = v.shape[2]
@@ -251,7 +255,8 @@ def _linear_attention(
 def _delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, state: Tensor | None, fresh: Tensor | None
 ) -> Outputs:
-    """Returns the results of fla's `chunk_gated_delta_rule(q, k, v, g, beta, scale)`."""
+    """Returns (y, last state) as `delta.delta_rule`, computed by fla's `chunk_gated_delta_rule(q, k, v, g, beta,
+    scale)`."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
 
     def run(
@@ -265,8 +270,9 @@ def _delta_rule(
 
 
 def _by_sequence(run: Callable[..., Outputs], state: Tensor | None, fresh: Tensor | None, *by_token: Tensor) -> Outputs:
-    """Returns the results of run(state, borders, *by_token), called with fla's layout of sequences that start within
-    rows: all tokens in one row, the places of the starts and the end, and a state for each sequence."""
+    """Returns (y, last state) from run(state, borders, *by_token), where `run` calls a function of fla for rows with
+    several sequences: all tokens are passed in one row, with the indices of the starts of sequences and of the end, and
+    one state per sequence."""
     if fresh is None:
         return run(state, None, *by_token)
     b, s = by_token[0].shape[:2]
@@ -292,5 +298,5 @@ KERNELS = {
     "linear_attention": Theirs("fla-core", _linear_attention, 150),
     "delta_rule": Theirs("fla-core", _delta_rule, 150),
 }  # fmt: skip
-"""Operation -> its function of a library: `scan.selective_scan`, `chunked.state_space_dual`,
-`chunked.chunked_linear_attention` and `delta.delta_rule`. Mamba's scan processes at most 2,048 tokens at once."""
+"""Mapping {operation: function of a library that computes it}, for `scan.selective_scan`, `chunked.state_space_dual`,
+`chunked.chunked_linear_attention` and `delta.delta_rule`. mamba-ssm's scan processes at most 2,048 tokens at once."""

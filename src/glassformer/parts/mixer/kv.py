@@ -1,4 +1,4 @@
-"""Decode states of attention: keys and values of the tokens read."""
+"""Decode states of attention: the KV cache, with the keys and values of the tokens that have been read."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ SCALE = torch.bfloat16
 
 
 def vector_bytes(width: int, dtype: torch.dtype) -> int:
-    """Returns the bytes that one vector of `width` elements takes in `Cells`."""
+    """Returns the bytes that one vector of `width` elements takes in a cache (`Cells`) of this dtype, scale
+    included."""
     return width * dtype.itemsize + (SCALE.itemsize if dtype == torch.int8 else 0)
 
 
 class Cells:
-    """Memory of vectors by sequence, head and slot, (b, g, slots, h), stored as `dtype`.
+    """Cache of vectors by sequence, head and slot, (b, g, slots, h), stored as `dtype`; a slot holds the vectors of one
+    token.
 
-    int8 stores each vector as integers times the vector's largest absolute value over 127, rounded to `SCALE` first.
+    With int8 each vector is stored as integers and a scale, the vector's largest absolute value / 127, rounded to
+    bfloat16.
     """
 
     def __init__(self, batch: int, slots: int, heads: int, width: int, dtype: torch.dtype, device: Any = None):
@@ -45,7 +48,7 @@ class Cells:
         return other
 
     def __setitem__(self, slots: slice | Tensor, x: Tensor) -> None:
-        """Stores the vectors x (b, s, g, h) at `slots`: a slice or (s,), equal for all rows, or (b, s)."""
+        """Stores the vectors x (b, s, g, h) at `slots`: a slice or indices (s,), equal for all rows, or (b, s)."""
         x = x.detach()  # a state is memory, not a path for gradients
         if self.scales is not None:
             scales = (x.abs().amax(-1, keepdim=True).float() / 127).to(self.scales.dtype)
@@ -64,8 +67,8 @@ class Cells:
         """Returns the vectors of the slots before `end`, (b, end, g, h), in the dtype of x, after x (b, s, g, h) was
         stored at `slots`.
 
-        While gradients are recorded, those of the new vectors reach x as if storing had not rounded it, and the result
-        is a copy, which later writes to the state do not change."""
+        While gradients are recorded, the gradients of the new vectors reach x as if storing had not rounded it, and the
+        result is a copy, which later writes to the cache do not change."""
         stored = self.upto(end, x.dtype)
         if not torch.is_grad_enabled():
             return stored
@@ -132,8 +135,8 @@ class KVState(State):
         return {name: tensor[:, :, :length] for name, tensor in self.tensors().items()}
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Stores the new tokens' k, v (b, s, g, h); returns all keys and values that a query may attend to (b, t, g,
-        h), and their token indices, (t,) or (b, t), or None for the last t tokens.
+        """Stores k, v (b, s, g, h) of the new tokens; returns (k, v, k_idx): all keys and values that a query may
+        attend to, (b, t, g, h), and the index of each one's token, (t,) or (b, t), None if these are the last t tokens.
 
         Gradients reach the new tokens' k and v, not those of earlier calls."""
         end, tokens = pass_.end, None
@@ -155,7 +158,8 @@ class KVState(State):
         return other
 
     def truncate(self, length: int) -> None:
-        """Does nothing: slots past the model's length are never read before they are written."""
+        """Does nothing, whatever `length` is: slots beyond the model's length are never read before they are written
+        again."""
 
 
 class WindowState(KVState, BoundedState):
@@ -163,8 +167,8 @@ class WindowState(KVState, BoundedState):
     mod its size.
 
     `rewind` slots more than the window let `truncate` go back by that number of tokens from the furthest ever read.
-    With `absolute`, `append` always returns the token indices of the keys, unless these are the first ones. With a
-    `stride`, one query gets only the keys at a multiple of it, once the ring is full."""
+    With `absolute`, `append` always returns the token indices of the keys, except while the ring holds all tokens. With
+    a `stride`, a single query gets only the keys at multiples of `stride` tokens back, once the ring is full."""
 
     kind = "window"
 
@@ -213,25 +217,25 @@ class WindowState(KVState, BoundedState):
         return self.k.read(size, slots, k), self.v.read(size, slots, v), held
 
     def _held(self, last: Tensor, nothing: Tensor) -> Tensor:
-        """Returns the index of the token in each slot of the ring when token `last` (..., 1) is the newest; `nothing`
-        for empty slots."""
+        """Returns the index of the token that each slot of the ring holds when token `last` (..., 1) is the newest;
+        `nothing` for empty slots."""
         held = last - (last - torch.arange(self.slots, device=last.device)) % self.slots
         return torch.where(held < 0, nothing, held)
 
     def _apart(self, last: Tensor) -> Tensor:
-        """Returns the indices of every stride-th token back from `last` (..., 1), newest first; `last` + 1 in place of
-        those before the first token."""
+        """Returns the indices of every stride-th token back from token `last` (..., 1), newest first; `last` + 1, a
+        future token, in place of indices below 0."""
         held = last - torch.arange(0, self.slots - self.rewind, self.stride, device=last.device)
         return torch.where(held < 0, last + 1, held)
 
     def _held_before(self, tokens: Tensor) -> Tensor:
-        """Returns the index of the token in each slot before the tokens `tokens` (b, s) are stored, followed by
-        `tokens` themselves."""
+        """Returns the index of the token that each slot of the ring holds before `tokens` (b, s) are stored, followed
+        by `tokens`: (b, slots + s)."""
         return torch.cat((self._held(tokens[:, :1] - 1, tokens[:, -1:] + 1), tokens), dim=1)
 
     def _append_many(self, k: Tensor, v: Tensor, tokens: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Stores k and v of several new tokens; returns (k, v, indices): keys and values of the earlier visible tokens,
-        oldest first, followed by the new ones, and the indices of the earlier ones."""
+        """Stores k and v of several new tokens, the first with index `start`. Returns (k, v, indices): keys and values
+        of the earlier visible tokens, oldest first, and of the new tokens, and the indices of the earlier tokens."""
         past = torch.arange(max(start - self.slots + 1, 0), start, device=k.device)
         slots, size = past % self.slots, self.slots
         kept_k = torch.cat((self.k.at(slots, k.dtype), k), dim=1) if start else k
@@ -264,16 +268,17 @@ class PinnedState(WindowState):
         self.pinned = pinned
         self.k, self.v = (Cells(batch, self.slots + pinned, *shape, dtype, device) for shape in (k, v))
         self.begun: Tensor | None = None
-        """Largest index of a document's first token so far; tokens pinned for earlier documents are gone. None before
-        any."""
+        """Largest index, so far, of the first token of a document; tokens pinned for earlier documents are gone. None
+        until a call has documents."""
 
     @property
     def ring(self) -> None:
         return None
 
     def append(self, k: Tensor, v: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Stores the new tokens' k, v (b, s, g, h); returns keys, values and token indices as `KVState.append`. A
-        pinned token that is still in the ring counts there, and its pinned copy counts as a future token."""
+        """Stores k, v (b, s, g, h) of the new tokens; returns (k, v, k_idx) as `KVState.append`. For a pinned token
+        that is still in the ring, the ring's copy has its index, and the pinned copy the index of a future token, which
+        is invisible."""
         size, start, s = self.slots, pass_.start, k.shape[1]
         if pass_.rows is None and start < size:  # the ring holds all tokens so far
             found = super().append(k, v, pass_)
@@ -295,8 +300,8 @@ class PinnedState(WindowState):
         return k, v, pass_.once(("pinned", size, self.pinned, s), lambda: self._with_pinned(ring, pass_))
 
     def _with_pinned(self, ring: Tensor, pass_: Pass) -> Tensor:
-        """Returns the index of the token in each slot: those of the ring and the call, `ring`, followed by the pinned
-        ones."""
+        """Returns the index of the token in each slot: `ring`, the indices of the tokens in the ring and of the call,
+        followed by those of the pinned tokens."""
         new = pass_.slots.view(-1, pass_.tokens)
         one = pass_.tokens == 1
         oldest = new[:, :1] - self.slots + 1 if one or pass_.rows is None else new[:, :1] - self.slots
@@ -314,7 +319,8 @@ class PinnedState(WindowState):
         return pass_.borders.begins[:, end - 1 : end]
 
     def _pin(self, k: Tensor, v: Tensor, pass_: Pass) -> None:
-        """Stores, in the pinned slots, those new tokens that are among the first of their row's last document."""
+        """Stores, in the pinned slots, the keys and values of new tokens that are among the first of their row's last
+        document."""
         if pass_.rows is None and pass_.documents is None:
             if pass_.start < self.pinned:
                 end = min(pass_.end, self.pinned)
@@ -365,8 +371,8 @@ def state_of(
     device: Any = None,
     rewind: int = 0,
 ) -> KVState:
-    """Returns an empty decode state that keeps the tokens to which later queries may attend under a visibility;
-    `shapes` are the (heads, width) of k and v."""
+    """Returns an empty decode state that keeps the tokens that later queries may attend to under `visibility`; `shapes`
+    are (heads, width) of k and of v."""
     first, last = visibility.needed
     if last is None or first + last + rewind >= max_len:
         return KVState(batch, max_len, *shapes, dtype, device)

@@ -40,15 +40,16 @@ class LatentShape(NamedTuple):
     n: int
     """Number of heads."""
     content: int
-    """dn: number of elements of a head's query and key that come from the latent."""
+    """dn: number of elements of a head's query and key that have no position; the key's are made from the latent."""
     rope: int
-    """dr: number of elements of the key that all heads share, the only ones with a position."""
+    """dr: number of elements of a head's query and key that have a rotary position; the key's are shared by all
+    heads."""
     value: int
     """dv: number of elements of a head's value."""
     kv_rank: int
-    """r: number of elements of the latent of keys and values."""
+    """r: number of elements of the latent from which keys and values are made."""
     q_rank: int
-    """Number of elements of the queries' latent; 0 for queries from x itself."""
+    """Number of elements of the latent from which queries are made; 0 for queries made from x itself."""
 
     @property
     def query(self) -> int:
@@ -56,7 +57,7 @@ class LatentShape(NamedTuple):
 
     def absorbs(self, s: int) -> bool:
         """Returns True if attention of s queries to many keys needs fewer operations in the absorbed form: n (2 r + dr)
-        for each pair of a query and a key, against n (dn + dr + dv) and n r (dn + dv) for expanding every key's
+        for each pair of a query and a key, against n (dn + dr + dv) per pair plus n r (dn + dv) per key, to expand its
         latent."""
         each = self.content + self.value
         return s * (2 * self.kv_rank - each) <= self.kv_rank * each
@@ -160,8 +161,8 @@ class LatentAttention(SoftmaxAttention):
     def expanded(
         self, q: Tensor, c: Tensor, turned: Tensor, k_idx: Tensor | None, pass_: Pass, apart: bool = False
     ) -> Tensor:
-        """Returns z (b,s,n,dv) in the expanded form, which makes keys and values of the latent `c`. `apart`: True to
-        pass k and v through their sites."""
+        """Returns z (b,s,n,dv) in the expanded form, which makes keys and values of the latent `c`. `turned`
+        (b,t,1,dr): the shared keys. `apart`: True to pass k and v through their sites."""
         k, v = self.expand(c, turned)
         if apart:
             k, v = self.k(k), self.v(v)
@@ -183,8 +184,8 @@ class LatentAttention(SoftmaxAttention):
         return torch.einsum("bsnr,nhr->bsnh", seen, w_v)
 
     def _show(self, c: Tensor, turned: Tensor) -> None:
-        """Computes k and v of the new tokens for observers of their sites, if there are any. Raises RequestError if one
-        of these sites is edited."""
+        """Computes k and v of the new tokens for observers of their sites, if any, from the latent `c` and the shared
+        keys `turned`. Raises RequestError if one of these sites is edited."""
         if self.k.edited or self.v.edited:
             raise RequestError(
                 "mixer.k and mixer.v are not computed when only the latent is stored; edit mixer.latent",
@@ -196,7 +197,7 @@ class LatentAttention(SoftmaxAttention):
 
     def matrices(self) -> dict[str, Matrix]:
         """Returns the weight matrices of this mixer by the names of the sites that they make; `rope` makes the shared
-        keys, `q_latent` is present with q_rank."""
+        keys; `q_latent`, the latent of queries, exists if q_rank > 0."""
         n, down = self.n_heads, {"latent": Matrix.of(self.kv_down), "rope": Matrix.of(self.kv_down, 1)}
         if self.shape.q_rank:
             down["q_latent"] = Matrix.of(self.q_down)
@@ -227,33 +228,35 @@ class LatentAttentionConfig(
 
     n_heads: int = Field(gt=0, le=1 << 16)
     kv_rank: int | None = Field(None, gt=0, le=1 << 20)
-    """r, number of elements of the latent of keys and values; None for 4 head_dim."""
+    """Number r of elements of the latent from which keys and values are made; None for 4 head_dim."""
     q_rank: int | None = Field(0, ge=0, le=1 << 20)
-    """Number of elements of the queries' latent; 0 for queries from x itself; None for 12 head_dim."""
+    """Number of elements of the latent from which queries are made; 0 for queries made from x itself; None for 12
+    head_dim."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """dn, number of elements of a head without a position; None for d_model / n_heads."""
+    """Number dn of elements of a head's query and key without a position; None for d_model / n_heads."""
     rope_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """dr, number of elements of the shared key, which has a position; None for half of head_dim."""
+    """Number dr of elements of a head's query and of the shared key that have a rotary position; None for half of
+    head_dim."""
     value_dim: int | None = Field(None, gt=0, le=1 << 20)
-    """dv, number of elements of a head's value; None for head_dim."""
+    """Number dv of elements of a head's value; None for head_dim."""
     norm: NormConfig = RMSNormConfig(eps=1e-6)
-    """Norm of the latents."""
+    """Config of the norm of the latents."""
     bias: bool = False
-    """True for biases of the layers to the latents and of the output."""
+    """True if the layers that make the latents, and the output layer, have biases."""
     position: AttentionPositionConfig | None = None
     visibility: VisibilityConfig = CausalConfig()
     scale: float | None = Field(None, gt=0)
-    """Factor on scores; None for 1 / sqrt(head_dim + rope_dim)."""
+    """Factor on the scores q k^T; None for 1 / sqrt(head_dim + rope_dim)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
     form: Form = "auto"
-    """Form of the computation, equal in its result: keys and values expanded, or absorbed; auto for the one with fewer
-    operations."""
+    """Form of the computation, equal in its result: "expanded" makes keys and values of all tokens, "absorbed" attends
+    to the latents; "auto" chooses the one with fewer operations."""
 
     @classmethod
     def replacing(cls, old: Any, **fields: Any) -> Any:
-        """Returns a config of this kind in place of `old`, with the number of its heads and the given `fields`. Raises
-        RequestError for a mixer without heads."""
+        """Returns a config of this kind to replace `old`, with the number of heads of `old` and the given `fields`.
+        Raises RequestError if `old` has no heads."""
         if not hasattr(old, "n_heads"):
             raise RequestError(
                 f"mla takes the heads of the mixer that it replaces, and {old.kind} has no heads; start from attention",
@@ -268,7 +271,8 @@ class LatentAttentionConfig(
         return LatentShape(self.n_heads, h, self.rope_dim or half, self.value_dim or h, self.kv_rank or 4 * h, q_rank)
 
     def heads(self, ctx: BuildContext) -> Heads:
-        """Returns the numbers of the mixer's heads; h is the width of a query, content and position."""
+        """Returns the numbers of the mixer's heads; head_dim h counts all elements of a query, those without and with a
+        position."""
         shape = self.shape(ctx)
         return Heads(shape.n, shape.n, shape.query)
 
@@ -320,8 +324,8 @@ class LatentAttentionConfig(
         )  # fmt: skip
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the mixer; a pass that continues a state counts as absorbed if the module computes it
-        so."""
+        """Returns the cost of the mixer; a pass that continues a decode state is counted in the absorbed form if the
+        module would use it."""
         (n, dn, dr, dv, r, q_rank), d = self.shape(ctx), ctx.d_model
         narrow = shape.reading(shape.products)
         maps = linear_cost(ctx, shape, d, q_rank or n * (dn + dr), (r, dr), bias=self.bias and bool(q_rank))
@@ -334,7 +338,7 @@ class LatentAttentionConfig(
         return maps + turn + self._core(ctx, shape) + self._state_cost(ctx, shape, (1, r), (1, dr))
 
     def _core(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of W_UK, W_UV and of the attention between them."""
+        """Returns the cost of W_UK, W_UV and the attention, in the form (expanded or absorbed) that the module uses."""
         size, goes_on = self.shape(ctx), shape.phase != "train" and shape.s < shape.t
         n, dn, dr, dv, r, _ = size
         absorbed = self.form == "absorbed" or (self.form == "auto" and goes_on and size.absorbs(shape.s))
@@ -357,7 +361,8 @@ class LatentAttentionConfig(
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Returns the cost of the tensors kept for the backward pass: the shared key and the latent before its norm, q
-        and k as the kernel reads them, k and v as made, and the kernel's tensors."""
+        and k in the form that the kernel reads, k and v as W_UK and W_UV make them, and the tensors that the kernel
+        keeps."""
         n, dn, dr, dv, _, _ = self.shape(ctx)
         given = self._call_keeps(self._within(ctx), shape, value_dim=dv)[0].given
         values = dr + n * (dn + dr) * sum(name in given for name in "qk") + n * (dn + dv) * ("v" in given)
