@@ -54,7 +54,7 @@ class Patches(nn.Module):
 
     @property
     def tokens(self) -> int:
-        """Number of vectors that an image becomes, the first one included."""
+        """Number of vectors that one image becomes, the trained first vector included."""
         return 1 + (self.size // self.patch) ** 2
 
     def check(self, images: Tensor) -> None:
@@ -97,7 +97,7 @@ class PatchesConfig(Value):
 
     @property
     def tokens(self) -> int:
-        """Number of vectors that an image becomes, the first one included."""
+        """Number of vectors that one image becomes, the trained first vector included."""
         return 1 + (self.size // self.patch) ** 2
 
     def build(self, ctx: BuildContext) -> Patches:

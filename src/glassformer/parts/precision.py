@@ -13,8 +13,8 @@ from torch import Tensor
 from glassformer.machine.device import bf16_gain
 
 SLOW = 0.8
-"""Ratio of the speed of bf16 to that of fp32 (`bf16_gain`) below which matmuls of many bf16 rows are computed in
-fp32."""
+"""Ratio of the speed of bf16 matmuls to that of fp32 matmuls (`bf16_gain`) below which matmuls of many bf16 rows are
+computed in fp32."""
 
 
 def wide(x: Tensor) -> Tensor:
@@ -83,8 +83,8 @@ LONGEST_ALONE = 1024
 
 def as_among_others(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Returns product(x), for x (..., i), with the same bits for a single row as for that row in a batch. oneDNN adds
-    up a single row of more than `LONGEST_ALONE` elements of 16 bits in another order, so that row is doubled. Two rows
-    take no longer."""
+    up a single row of more than `LONGEST_ALONE` elements of 16 bits in another order, so such a row is passed twice,
+    which takes no longer."""
     half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"
     if not half or x.shape[-1] <= LONGEST_ALONE or torch.compiler.is_compiling() or x.numel() != x.shape[-1]:
         return product(x)
@@ -94,8 +94,8 @@ def as_among_others(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def rowwise_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Returns x W^T in fp32 or wider, x (..., i), W (o, i), with the same bits for a row in any batch.
 
-    On CPUs the order of a sum in fp32 depends on the number of rows, so sums are in fp64 there, except while gradients
-    are recorded: in training no row is compared with another batch's."""
+    On CPUs the order of a sum in fp32 depends on the number of rows, so sums are in fp64 on CPUs, except while
+    gradients are recorded: in training no row is compared with another batch's."""
     if x.device.type != "cpu" or torch.is_grad_enabled():
         return F.linear(x, weight)
     return F.linear(x.double(), weight.double()).to(x.dtype)

@@ -30,7 +30,8 @@ from glassformer.parts.memory import in_huge_pages
 from glassformer.parts.precision import as_among_others, onednn_in_bf16, slow_in_bf16
 
 GROUP = few_rows.GROUP
-"""Multiple to which the number of columns is padded, because torch's packed matmuls read past the end of other rows."""
+"""Multiple to which the number of columns is padded, because torch's packed matmuls otherwise read past the end of a
+row."""
 BLOCK = 64
 """Multiple to which the number of rows of a 4-bit matrix is padded: the most rows that torch lays out together."""
 PIECE = 1 << 19
@@ -65,9 +66,9 @@ class QuantizedLinear(Linear):
     bits: int
     few: int
     own = False
-    """True if the matrix is packed for the C++ of `few_rows.py`, False for torch."""
+    """True if the matrix is packed in the layout of the C++ of `few_rows.py`, False for torch's layout."""
     of_head = "int8"
-    """Default kind of packing of the head in a model whose layers are of this class."""
+    """Kind of packing of the head, by default, in a model whose layers are of this class."""
     packed: Tensor
     scales: Tensor
 
@@ -96,7 +97,8 @@ class QuantizedLinear(Linear):
         return self.product(F.pad(x, (0, self.missing)) if self.missing else x)
 
     def product(self, x: Tensor) -> Tensor:
-        """Returns x W^T (n, o) bf16 for x (n, whole groups) bf16, by the packed matmul."""
+        """Returns x W^T (n, o) bf16 for x (n, i) bf16, i padded to whole groups, by the matmul with the packed
+        matrix."""
         raise NotImplementedError
 
     def product_of_many(self, x: Tensor) -> Tensor:
@@ -122,11 +124,11 @@ class QuantizedLinear(Linear):
         return self.packed.nbytes + self.scales.nbytes
 
     def pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (packed, scales) for a matrix W (o, i)."""
+        """Returns (packed, scales) of a matrix W (o, i): the packed integers and the scales of rows or groups."""
         raise NotImplementedError
 
     def unpacked(self, dtype: torch.dtype, rows: slice) -> Tensor:
-        """Returns some rows of W, unpacked to `dtype`; the first of them must be a multiple of `BLOCK`."""
+        """Returns the rows `rows` of W, unpacked to `dtype`; the first row must be a multiple of `BLOCK`."""
         raise NotImplementedError
 
     def train(self, mode: bool = True) -> QuantizedLinear:
@@ -289,7 +291,7 @@ class Int4Linear(QuantizedLinear):
         return torch.addcmul(z, w, s, out=w).flatten(0, 1)[: self.in_features, : rows.stop - rows.start].T
 
     def grid(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Returns (s, z), the scales and middles of some rows, each (o, groups) bf16."""
+        """Returns (s, z), the scales and middles of the groups of the rows `rows`, each (o, groups) bf16."""
         by_row = self.scales.transpose(1, 2).flatten(0, 1) if self.own else self.scales.transpose(0, 1)
         s, z = by_row[rows].unbind(-1)
         return s, z
@@ -310,8 +312,8 @@ def own_product(device: str) -> bool:
 
 
 def _pieces(rows: int, inner: int, values: int) -> Iterator[slice]:
-    """Yields slices of `rows` rows of `inner` values each: whole blocks of `BLOCK` rows, with about `values` values in
-    a slice."""
+    """Yields slices that divide `rows` rows of `inner` values each: whole blocks of `BLOCK` rows, with about `values`
+    values per slice."""
     count = max(1, values // (inner * BLOCK)) * BLOCK
     for first in range(0, rows, count):
         yield slice(first, min(first + count, rows))
@@ -342,7 +344,8 @@ def layout(device: str) -> Layout | None:
 
 
 def codes(packed: Tensor, inner: int, how: Layout, dtype: torch.dtype) -> Tensor:
-    """Returns the integers of a matrix that torch has packed, less 8, as (i, o) in `dtype`."""
+    """Returns the integers minus 8 of a 4-bit matrix that torch has packed in the layout `how`, as (i, o) in
+    `dtype`."""
     rows, halves = how
     both = packed.view(-1, inner, rows // 2).transpose(0, 1)
     codes = torch.empty(inner, both.shape[1], rows, dtype=dtype)
@@ -362,7 +365,7 @@ class SharedMemory:
         self.memory = torch.empty(0, dtype=torch.uint8)
 
     def take(self, packed: QuantizedLinear) -> None:
-        """Moves a matrix here, if it consists of plain numbers in memory of the CPU."""
+        """Moves the packed tensors of a layer into this memory, if they are plain tensors on the CPU."""
         if not self.chunk or isinstance(packed, Bf16Linear) or packed.packed.device.type != "cpu":
             return
         for name in ("packed", "scales"):

@@ -42,7 +42,7 @@ def eager_regions() -> Iterator[Eagerly]:
 
 
 def compiling_regions() -> bool:
-    """Returns True if a region called now is compiled."""
+    """Returns True if a region (fused elementwise function) that is called now is compiled."""
     now = thread.now
     if now.compiles and now.eagerly is not None and now.eagerly.first("regions"):
         warnings.warn(
@@ -52,8 +52,8 @@ def compiling_regions() -> bool:
 
 
 def forget_compiled() -> None:
-    """Discards everything that torch's compiler holds, because it keeps only a few shapes of each region and runs
-    further shapes eagerly."""
+    """Discards everything that torch's compiler has compiled, because it keeps only a few shapes of each region and
+    runs further shapes eagerly."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
 

@@ -19,7 +19,8 @@ _LEAST = 1e-12
 
 
 Vectors = list[tuple[Tensor, Tensor]]
-"""Singular vectors (right, left) of the largest singular value of each linear layer, or approximations of them."""
+"""Pairs of singular vectors (right (i,), left (o,)) of the largest singular value, one pair for each linear layer;
+exact or approximate."""
 
 
 class Reparam(nn.Module):
@@ -35,7 +36,7 @@ class Reparam(nn.Module):
         raise NotImplementedError
 
     def begin(self, weight: Tensor) -> None:
-        """Initialises the buffers and scales of this reparametrisation for the initial weights W."""
+        """Initialises the buffers and scales of this reparametrisation from `weight`, the initial weights W."""
         raise NotImplementedError
 
 
@@ -79,7 +80,8 @@ class SigmaReparam(Reparam):
 
     @torch.no_grad()
     def step(self, weight: Tensor) -> Vectors:
-        """Returns (u', v) of each layer after one step of power iteration, at least fp32."""
+        """Returns the approximate singular vectors (u', v) of each layer after one step of power iteration, at least
+        fp32."""
         with full_precision(weight):
             return [_power_step(wide(part), wide(u)) for part, u in zip(weight.split(self.outs), self.u, strict=True)]
 
@@ -120,7 +122,7 @@ def leading_right_vector(weight: Tensor) -> Tensor:
 
 
 class ReparamConfig(PartConfig, axis="reparam"):
-    """Reparametrisation of every linear layer of the model, and of a head that is not tied."""
+    """Config of a reparametrisation of every linear layer of the model, and of a head that is not tied."""
 
     counts_passes: ClassVar[bool] = False
     """True if every pass in training updates buffers, so that the result depends on the number of passes."""
@@ -146,6 +148,7 @@ class SigmaReparamConfig(
         return SigmaReparam(ctx.width or ctx.d_model, ctx.outs, self.gamma)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of gamma, and of keeping the matrix computed at every call."""
+        """Returns the cost of the parameter gamma, and of keeping the effective matrix, which is computed at every
+        call."""
         made = sum(ctx.outs) * (ctx.width or ctx.d_model)
         return Cost.weights(len(ctx.outs), kept=shape.keeps_once(made, shape.dtype))

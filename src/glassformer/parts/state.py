@@ -23,18 +23,19 @@ class State(ABC):
     """Base of decode states: the memory of one mixer for b sequences."""
 
     kind = "other"
-    """Kind of this memory, for sums of bytes: cache, window, latent, recurrent, source or other."""
+    """Kind of this memory, for sums of bytes by kind: cache, window, latent, recurrent, source or other."""
     rewind: int | None = None
     """Number of tokens that `truncate` can take back from the furthest token ever read; None without a bound."""
 
     @property
     def memory_len(self) -> int:
-        """Number of tokens of another sequence that the state has room for."""
+        """Number of tokens of another sequence (cross-attention) that the state has room for."""
         return 0
 
     @property
     def furthest(self) -> int:
-        """Number of tokens ever read since the state was empty, if that bounds `truncate`; otherwise 0."""
+        """Largest number of tokens read since the state was empty, if it bounds how far `truncate` can go back;
+        otherwise 0."""
         return 0
 
     def mark(self, length: int) -> None:
@@ -62,15 +63,16 @@ class State(ABC):
 
     @abstractmethod
     def over(self, tensors: Mapping[str, Tensor]) -> State:
-        """Returns a state like this one whose memory is the given tensors, named and shaped as those of
-        `self.tensors()`; they may have more slots."""
+        """Returns a state like this one whose memory is the given tensors, named and shaped as in `self.tensors()`, but
+        perhaps with more slots."""
 
     def upto(self, length: int) -> dict[str, Tensor]:
         """Returns the tensors of this state by name, cut to the slots that `length` tokens have filled."""
         return self.tensors()
 
     def reorder(self, index: Tensor, length: int) -> None:
-        """Replaces each row i by the old row index[i] (beam search), for index (b,); rows have read `length` tokens."""
+        """Replaces each row i by the previous content of row index[i] (beam search), for index (b,); `length`: number
+        of tokens that rows have read."""
         for tensor in self.upto(length).values():
             tensor.copy_(torch.index_select(tensor, 0, index))
 
@@ -86,7 +88,8 @@ class State(ABC):
             tensor[row].zero_()
 
     def reserve(self, memory_len: int) -> None:
-        """Makes room for a memory of `memory_len` tokens, in states that keep values of another sequence."""
+        """Makes room for a memory of `memory_len` tokens of another sequence; does nothing in states that keep no such
+        memory."""
         return
 
     @abstractmethod
@@ -183,8 +186,8 @@ class ModelState:
         return {f"{i}.{name}": tensor for i, layer in held for name, tensor in layer.tensors().items()}
 
     def over(self, tensors: Mapping[str, Tensor], rows: Tensor | None = None, seen: int | None = None) -> ModelState:
-        """Returns a state like this one whose memory is the given tensors, named as those of `self.tensors()`, with
-        these `rows` and `seen`."""
+        """Returns a state like this one whose memory is the given tensors, named as in `self.tensors()`, with these
+        values of its fields `rows` and `seen`."""
         other = copy.copy(self)
         parts: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
@@ -221,8 +224,8 @@ class ModelState:
         return other
 
     def advance(self, end: int, tokens: int) -> None:
-        """Adds `tokens` to the number of tokens that each row has read; `end` is the new number of the longest row.
-        With 0 `tokens`, the rows have been advanced already."""
+        """Adds `tokens` to the number of tokens that each row has read; `end` is the new number of the longest row. 0
+        if the numbers of the rows are up to date."""
         self.length = end
         if self.rows is not None and tokens:
             self.rows += tokens
@@ -279,7 +282,7 @@ class ModelState:
                 layer.clear(row, length)
 
     def reorder(self, index: Tensor) -> None:
-        """Replaces each row i by the old row index[i], for index (b,) of integers."""
+        """Replaces each row i by the previous content of row index[i], for index (b,) of integers (beam search)."""
         if index.shape != (self.batch,) or index.dtype not in (torch.int64, torch.int32):  # else it is spread silently
             raise RequestError(
                 f"index is {index.dtype} of shape {tuple(index.shape)}; a state of {self.batch} rows is reordered by "
@@ -312,7 +315,8 @@ class ModelState:
             self.documents = self.positions = None
 
     def record_documents(self, documents: Tensor) -> Tensor:
-        """Stores the ids (b, s) of the tokens about to be read; returns those of all tokens so far (b, t)."""
+        """Stores `documents`, the ids (b, s) of the tokens about to be read; returns the ids of all tokens so far (b,
+        t)."""
         end = self.length + documents.shape[1]
         if self.documents is None:
             self.documents = documents.new_zeros(documents.shape[0], self.max_len)

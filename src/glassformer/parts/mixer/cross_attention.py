@@ -209,7 +209,7 @@ class CrossAttention(SoftmaxAttention):
 
     @property
     def causal(self) -> bool:
-        """Always True: an output depends on its own token and the other sequence, not on later tokens."""
+        """Always True: an output depends on the token at its position and the other sequence, not on later tokens."""
         return True
 
     @property

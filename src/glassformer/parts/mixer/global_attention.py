@@ -105,7 +105,7 @@ class GlobalAttentionConfig(AttentionConfig, kind="global_attention"):
         projected = self.projection.costs(inner, shape)
         turned = shape.keeps(2 * inner.n_kv_heads * inner.head_dim)
         flops = calls * (inner.head_dim + self._projection(ctx).value_dim)
-        again = shape.keeps(ctx.d_model) if shape.inputs == shape.products else 0  # x cast, which both projections read
+        again = shape.keeps(ctx.d_model) if shape.inputs == shape.products else 0  # of x, read by both projections
         return (
             super().costs(ctx, shape)
             + projected

@@ -47,9 +47,9 @@ class LatentShape(NamedTuple):
     value: int
     """dv: number of elements of a head's value."""
     kv_rank: int
-    """r: number of elements of the latent from which keys and values are made."""
+    """r: number of elements of the latent that makes keys and values."""
     q_rank: int
-    """Number of elements of the latent from which queries are made; 0 for queries made from x itself."""
+    """Number of elements of the latent that makes queries; 0 for queries made from x itself."""
 
     @property
     def query(self) -> int:
@@ -228,10 +228,9 @@ class LatentAttentionConfig(
 
     n_heads: int = Field(gt=0, le=1 << 16)
     kv_rank: int | None = Field(None, gt=0, le=1 << 20)
-    """Number r of elements of the latent from which keys and values are made; None for 4 head_dim."""
+    """Number r of elements of the latent that makes keys and values; None for 4 head_dim."""
     q_rank: int | None = Field(0, ge=0, le=1 << 20)
-    """Number of elements of the latent from which queries are made; 0 for queries made from x itself; None for 12
-    head_dim."""
+    """Number of elements of the latent that makes queries; 0 for queries made from x itself; None for 12 head_dim."""
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
     """Number dn of elements of a head's query and key without a position; None for d_model / n_heads."""
     rope_dim: int | None = Field(None, gt=0, le=1 << 20)

@@ -34,8 +34,8 @@ def _positive(x: Tensor) -> Tensor:
 
 
 class _Positive(torch.autograd.Function):
-    """Autograd function of the feature phi of linear attention, which keeps only its result: the slope is min(phi,
-    1)."""
+    """Autograd function of the feature map phi of linear attention; keeps only its result for the backward pass,
+    because the slope is min(phi, 1)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -56,20 +56,23 @@ def positive(x: Tensor) -> Tensor:
 
 
 def weighted(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns (mean (..., V), weights (..., 1)) of sums (..., V + 1) whose last column is the sum of the weights."""
+    """Returns (means (..., V), weights (..., 1)) of `sums` (..., V + 1): the last column is the sum of the weights, the
+    others are weighted sums of values."""
     weights = sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
     return (sums[..., :-1] / weights).to(dtype), weights
 
 
 def tokens_seen(pass_: Pass, causal: bool) -> Tensor:
-    """Returns the number of tokens that each token attends to in its document: (1, s) or (b, s)."""
+    """Returns the number of tokens that each token attends to in its document, (1, s) or (b, s): itself and earlier
+    tokens if `causal`, else all."""
     if causal:
         return pass_.age + 1
     return torch.full_like(pass_.age, pass_.tokens) if pass_.documents is None else pass_.borders.lengths
 
 
 def with_ones(v: Tensor) -> Tensor:
-    """Returns the values v with an additional column of ones, in which the recurrence sums the weights."""
+    """Returns the values v (..., V) as (..., V + 1), with a last column of ones, so that the recurrence sums the
+    weights in it."""
     return F.pad(wide(v), (0, 1), value=1.0)
 
 
@@ -85,7 +88,7 @@ class LinearAttention(MatrixMixer):
 
     With the feature `identity` queries and keys are unchanged, products may be negative, and the number of visible
     tokens t replaces their sum: z_t = q_t S_t / t, a linear function of the values that can express one step of
-    gradient descent (von Oswald et al. 2022, 2212.07677). It has no s.
+    gradient descent (von Oswald et al. 2022, 2212.07677). It needs no s.
 
     It loses if one token must be retrieved among many: a head separates about h keys, and nothing is ever forgotten.
     """
@@ -150,13 +153,13 @@ def plain(visibility: Visibility) -> bool:
 
 class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="linear_attention"):
     """Config of linear attention: z_t = sum_j phi(q_t) phi(k_j) v_j / sum_j phi(q_t) phi(k_j), phi = elu + 1
-    (2006.16236): a state of h (h + 1) elements per head in place of keys and values. It loses if one token must be
-    retrieved among many."""
+    (2006.16236). The decode state has h (h + 1) elements per head, in place of keys and values. It loses if one token
+    must be retrieved among many."""
 
     visibility: VisibilityConfig = CausalConfig()
     feature: Feature = "elu"
-    """Function phi of queries and keys: `elu` for elu + 1; `identity` for unchanged ones, with sums divided by the
-    number of visible tokens."""
+    """Feature map phi of queries and keys: "elu" for elu + 1; "identity" for unchanged queries and keys, with sums
+    divided by the number of visible tokens."""
 
     def widths(self, ctx: BuildContext) -> tuple[int, int]:
         h = self.heads(ctx).head_dim
@@ -178,8 +181,8 @@ class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="l
         return self.replace(n_heads=n, head_dim=h)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the mixer. Beyond the tensors of the recurrence, its sums and the weights are kept, or
-        the numbers of visible tokens."""
+        """Returns the cost of the mixer. Kept for the backward pass are the tensors of the recurrence, the weighted
+        sums, and their weights, or, with the feature `identity`, the numbers of visible tokens."""
         n, _, h = self.heads(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)

@@ -88,9 +88,9 @@ class Linformer(Mixer):
         return self.out(self.output(z.flatten(-2)))
 
     def places(self, rows: Tensor, pass_: Pass) -> tuple[Tensor, Tensor | None]:
-        """Returns (rows, mask): for each token the row of E or F that it is multiplied by, (s, m) or by head (n, s, m),
-        and None. With documents there are m columns for each of c documents: rows (b, n or 1, s, c m), and the mask (b,
-        1, s, c m) of the columns that each token attends to."""
+        """Returns (weights, mask) of the tokens from E or F, `rows` (1 or n, length, m): each token's row, (s, m), or
+        by head (n, s, m), and None. With c documents there are m separate columns for each document: weights (b, n or
+        1, s, c m), and mask (b, 1, s, c m), True where a token attends to a column."""
         s, (_, length, m) = pass_.tokens, rows.shape
         if pass_.begins is None:
             self.check(s, length)
@@ -104,7 +104,7 @@ class Linformer(Mixer):
         return apart, own[:, None, :, :].repeat_interleave(m, -1) > 0
 
     def check(self, s: int, length: int) -> None:
-        """Raises RequestError for a text of more tokens than E and F have rows."""
+        """Raises RequestError for a text of s tokens if s exceeds `length`, the number of rows of E and F."""
         if s > length:
             raise RequestError(
                 f"linformer has maps of {length} positions and was given {s} tokens; build it with mixer.length={s}",
@@ -165,9 +165,9 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
     """Elements per head; None for d_model / n_heads."""
     length: int | None = Field(None, gt=0, le=1 << 24)
-    """Number of rows of E and F, the longest text; None for the model's context."""
+    """Number of rows of E and F, which is the largest number of tokens of a text; None for the model's context."""
     keys: int = Field(64, gt=0, le=1 << 20)
-    """Number m of keys that tokens are summed to; more than the length costs more than attention."""
+    """Number m of keys and values that all tokens are summed to; more than the length costs more than attention."""
     share: Share = "heads"
     bias: bool = False
 
@@ -218,9 +218,9 @@ class LinformerConfig(MixerConfig, kind="linformer", words=Word("linformer", who
         return self.replace(n_heads=n, head_dim=h, length=self._length(ctx))
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the mixer. Kept: q, k and v as projected, the m keys and values, the softmax of the
-        scores, at least in fp32 and in the values' dtype, z, and E and F if they are copied: into the dtype of matmuls,
-        or for each row and head."""
+        """Returns the cost of the mixer. Kept for the backward pass: q, k and v as projected; the m keys and values;
+        the softmax of the scores, at least in fp32, and again in the dtype of values; z; and E and F if they are
+        copied, into the dtype of matmuls or for each row and head."""
         (n, _, h), m = self.heads(ctx), self.keys
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)
         maps += linear_cost(ctx, shape.reading(shape.products), n * h, ctx.d_model, bias=self.bias)

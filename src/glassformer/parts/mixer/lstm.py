@@ -34,12 +34,12 @@ from glassformer.parts.reparam import MakeReparam
 Affine = tuple[Tensor, Tensor | None]
 """Tuple of a matrix (o, i) and its bias (o,)."""
 LEAST_DECAY = 1e-30
-"""Smallest decay whose logarithm is computed; smaller ones count as this."""
+"""Smallest decay whose logarithm is computed; smaller decays are replaced by it."""
 
 
 class GateMaps(Linear):
     """Linear layer of one input to all gates, at least fp32. Weights are initialised as in `torch.nn.LSTM`, uniform
-    between -1/sqrt(c) and 1/sqrt(c) for c channels; biases are 0, those of the gate `opened` 1."""
+    between -1/sqrt(c) and 1/sqrt(c) for c channels; biases are 0, but 1 for the gate with index `opened`."""
 
     packable = False
     in_half = False
@@ -80,8 +80,8 @@ class GatedRNN(Recurrence):
     are computed by `naive`, the definition. At the first token of a document the state is zero.
 
     Sites: z (h), out; and, made only while observed, and not to be edited: the gates and the cell by the names of
-    `made`, and effective_attention (b,n,s,t), the weight of `source` at token j in `result` at token t, of each of the
-    n = c channels, for the gates as they are.
+    `made`, and effective_attention (b,n,s,t) of each of the n = c channels: the weight of the value at site `source` of
+    token j in the value at site `result` of token t, with the gates held constant.
     """
 
     gates: ClassVar[tuple[str, ...]]
@@ -89,13 +89,13 @@ class GatedRNN(Recurrence):
     opened: ClassVar[str] = ""
     """Name of the gate whose bias is initialised to one; empty for none."""
     kept: ClassVar[tuple[str, ...]]
-    """Names of the tensors that are carried from token to token."""
+    """Names of the tensors of the state, which are carried from token to token."""
     made: ClassVar[tuple[str, ...]]
     """Names of the sites whose values are computed only while observed."""
     source: ClassVar[str]
-    """Name of the site whose values the state adds up."""
+    """Name of the site whose values the recurrence adds to the state, such as g of an LSTM."""
     result: ClassVar[str]
-    """Name of the site that holds the state in which the values of `source` are added up."""
+    """Name of the site that holds this sum of the values of `source`, such as c of an LSTM."""
 
     def __init__(self, d_model: int, width: int | None = None, bias: bool = True, reparam: MakeReparam | None = None):
         super().__init__()
@@ -110,24 +110,24 @@ class GatedRNN(Recurrence):
 
     @abstractmethod
     def cell(self, given: Tensor, back: Tensor, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the gates and the next state of one token, each (b, c) by name, from `given` = x W + b and `back` = h
-        U + e, (b, gates c) both, and the last state `kept`."""
+        """Returns {name: (b, c)} of the gates and the next state of one token, from `given` = x W + b, `back` = h U +
+        e, each (b, gates c), and the previous state `kept`."""
 
     @abstractmethod
     def fused(self, x: Tensor, kept: Mapping[str, Tensor], weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns (h of all tokens (b, s, c), last state by name) of x (b, s, d), computed by torch's operator;
-        `weights` are W, U, b, e."""
+        """Returns (h, last state by name): h (b, s, c) of all tokens of x (b, s, d), computed by torch's operator from
+        the state `kept`; `weights` are W, U, b, e."""
 
     @staticmethod
     @abstractmethod
     def saved(b: int, s: int, d: int, c: int, bias: bool) -> int:
-        """Returns the number of fp32 values that torch's operator keeps for its backward pass on a CPU, its input
-        included, for x (b, s, d) and c channels."""
+        """Returns the number of fp32 values, input included, that torch's operator keeps for its backward pass on a
+        CPU, for x (b, s, d), c channels, and layers with biases or without."""
 
     @abstractmethod
     def decay(self, made: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns (a, k), each (b, s, c), with result_t = a_t result_{t-1} + k_t source_t, from the gates and states by
-        name."""
+        """Returns (a, k), each (b, s, c), of the recurrence result_t = a_t result_{t-1} + k_t source_t, from `made`,
+        the gates and states by name."""
 
     def naive(
         self, x: Float[Tensor, "b s d"], kept: Mapping[str, Tensor], fresh: Tensor | None, w: Affine, u: Affine
@@ -168,8 +168,8 @@ class GatedRNN(Recurrence):
         return self.out(self.out_proj(self.z(h).to(x.dtype)))
 
     def _observed(self) -> bool:
-        """Returns True if a site is observed whose values are computed only for observers. Raises RequestError if such
-        a site is edited."""
+        """Returns True if a site whose values are made only while observed is observed. Raises RequestError if such a
+        site is edited."""
         extra = {name: getattr(self, name) for name in (*self.made, "effective_attention")}
         for name, site in extra.items():
             if site.edited:
@@ -201,8 +201,8 @@ class GatedRNN(Recurrence):
         return EffectiveMaps(self.effective_attention, "channel", self.channels, *ends)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by name: those for the token by the names of the gates, those for
-        the last output with `hidden_` before the name, and `out`."""
+        """Returns the weight matrices of this mixer by name: those that read the token, by the names of the gates;
+        those that read the last output, with `hidden_` before the gate's name; and `out`."""
         pairs = {"": self.in_proj, "hidden_": self.hidden_proj}
         gates = {f"{of}{name}": Matrix.of(one, i) for of, one in pairs.items() for i, name in enumerate(self.gates)}
         return {**gates, "out": Matrix.of(self.out_proj)}
@@ -261,8 +261,8 @@ class LSTM(GatedRNN):
 
 
 def row(values: int) -> int:
-    """Returns the number of fp32 values that a row of `values` takes in oneDNN's workspace: a multiple of 16, but not
-    of 256."""
+    """Returns the number of fp32 values that a row of `values` values takes in oneDNN's workspace: rounded up to a
+    multiple of 16 that is not one of 256."""
     whole = -(-values // 16) * 16
     return whole if whole % 256 else whole + 16
 
@@ -307,7 +307,7 @@ class GRU(GatedRNN):
 
 
 class GatedRNNConfig(RecurrenceConfig):
-    """Config of a recurrence with gates."""
+    """Base of the configs of recurrences with gates: LSTM and GRU."""
 
     mixer: ClassVar[type[GatedRNN]]
     width: int | None = Field(None, gt=0, le=1 << 20)
@@ -355,7 +355,8 @@ class LSTMConfig(GatedRNNConfig, kind="lstm", words="lstm"):
 class GRUConfig(GatedRNNConfig, kind="gru", words="gru"):
     """Config of a GRU: h_t = u_t h_{t-1} + (1 - u_t) n_t, of gates that read h_{t-1} (Cho et al. 2014, 1406.1078).
 
-    It has three quarters of the weights of an LSTM of its width, half of the state, and an LSTM's weakness."""
+    It has three quarters of the weights and half of the state of an LSTM of equal width, and loses where an LSTM
+    does."""
 
     mixer = GRU
 

@@ -28,14 +28,14 @@ from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 
 LEAST_STEP = 1e-4
-"""Smallest initial dt."""
+"""Smallest initial value of dt, the step size of the recurrence."""
 
 
 class ShortConv(nn.Module):
     """Short convolution y_t = bias + sum_i w_i x_{t-i}, i < k, channel by channel; x, y (b, s, c), y at least fp32.
 
     Tokens before the sequence count as zero; `age` (s,) or (b, s) is the number of earlier tokens in each token's
-    sequence. `tail` (b, k-1, c): inputs before x."""
+    sequence. `tail` (b, k-1, c): the inputs before x, from a decode state."""
 
     def __init__(self, channels: int, width: int, bias: bool = True, shard: Shard | None = None):
         super().__init__()
@@ -69,10 +69,11 @@ class ShortConv(nn.Module):
 
 
 class StepProjection(Linear):
-    """Projection to dt before softplus: y = x W^T + b, at least fp32, because in bf16 a b of -7 is off by a per cent of
-    dt; x (..., r), y (..., c). Weights are initialised in +-1/sqrt(r), dt log-uniform between two values."""
+    """Projection to dt, the step sizes, before softplus: y = x W^T + b; x (..., r), y (..., c). At least fp32, because
+    rounding b = -7 to bf16 changes dt by a per cent. W is initialised uniform in +-1/sqrt(r), b so that dt =
+    softplus(b) is log-uniform between two values."""
 
-    in_half = False  # nor may b be rounded on its way to other ranks
+    in_half = False  # b too stays in fp32, also on its way to other ranks
 
     def __init__(
         self, rank: int, channels: int, steps: tuple[float, float] = (1e-3, 0.1), reparam: MakeReparam | None = None
@@ -102,8 +103,8 @@ def begin_steps(init: Init, bias: Tensor, low: float, high: float) -> None:
 
 
 def conv_kept(shape: Shape, channels: int, width: int) -> float:
-    """Returns the number of elements per token that a `ShortConv` and a silu after it keep for the backward pass: the
-    padded input, and both outputs."""
+    """Returns the number of elements per token that a `ShortConv` of `width` tokens, followed by silu, keeps for the
+    backward pass: its padded input, and the outputs of both."""
     return channels * (3 + (width - 1) / shape.s)
 
 
@@ -205,7 +206,7 @@ class Mamba(Mixer):
     causal, reach, heads, separates_documents = True, None, None, True
 
     def _looked_at(self) -> bool:
-        """Returns True if a site is observed whose values are computed only for observers. Raises RequestError if such
+        """Returns True if a site whose values are computed only for observers is observed. Raises RequestError if such
         a site is edited."""
         for name in ("state", "effective_attention"):
             if getattr(self, name).edited:
@@ -255,8 +256,8 @@ class Mamba(Mixer):
 
 
 def sizes(channels: int, d_state: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """Returns the shapes of the decode state: of its tensors by name, and (width, channels) of the convolution's
-    tail."""
+    """Returns the shapes of the decode state: {name: shape} of the recurrence's tensors, and (width, channels) of the
+    inputs that the convolution still needs."""
     return {"h": (d_state, channels)}, (d_conv, channels)
 
 
@@ -268,22 +269,22 @@ def rank_of(d_model: int) -> int:
 class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
     knows_order: ClassVar[bool] = True
     homonyms: ClassVar[frozenset[str]] = frozenset({"norm_eps"})
-    """Names of fields that mean something else than in other mixers: the norms are of B, C and dt."""
+    """Names of fields that mean something else than in other mixers: `norm_eps` is of the norms of B, C and dt."""
 
     d_state: int = Field(16, gt=0, le=1 << 12)
     d_conv: int = Field(4, ge=2, le=1 << 8)
     expand: int = Field(2, gt=0, le=1 << 8)
     dt_rank: int | None = Field(None, gt=0, le=1 << 20)
-    """Rank r of dt; None for ceil(d_model / 16)."""
+    """Rank r of the projection to dt; None for ceil(d_model / 16)."""
     bias: bool = False
-    """True for biases of in_proj and out_proj."""
+    """True if in_proj and out_proj have biases."""
     conv_bias: bool = True
     norm_eps: float | None = Field(None, gt=0)
-    """Epsilon of RMS norms of dt's rank, B and C, which keep large models from diverging (Jamba, 2403.19887); None for
-    no norms."""
+    """Epsilon of RMS norms of B, C and the input of dt_proj, which keep large models from diverging (Jamba,
+    2403.19887); None for no norms."""
     dt_min: float = Field(1e-3, gt=0)
     dt_max: float = Field(0.1, gt=0)
-    """Upper bound of dt, which is initialised log-uniform from dt_min."""
+    """Upper bound of the initial dt, which is log-uniform from dt_min."""
 
     @model_validator(mode="after")
     def _ordered(self) -> MambaConfig:
@@ -348,8 +349,8 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         return own + maps + self._norms(ctx, shape, (r, p, p)) + recurrent_cost(shape, *sizes(c, p, k))
 
     def _norms(self, ctx: BuildContext, shape: Shape, widths: tuple[int, ...]) -> Cost:
-        """Returns the cost of the norms of r, B and C; if B and C are widened after them, their unnormalised tensors
-        are not kept."""
+        """Returns the cost of the norms of r, B and C, which have the widths `widths`. If B and C are then converted to
+        fp32, their tensors in 16 bits are not kept."""
         if self.norm_eps is None:
             return Cost()
         norm, inner = RMSNormConfig(eps=self.norm_eps), shape.reading(shape.products)
@@ -358,8 +359,9 @@ class MambaConfig(MixerConfig, kind="mamba", words="mamba"):
         return norms + Cost(kept=-shape.keeps(2 * self.d_state) if apart else 0)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> int:
-        """Returns the bytes kept for the backward pass beyond the inputs of layers: u | gate as projected, r | B | C;
-        convolved, u, dt before and after softplus, dt u and z in fp32; a state for every chunk, and the first one."""
+        """Returns the bytes kept for the backward pass, without the inputs of linear layers: u | gate as projected; r |
+        B | C; in fp32 the convolved u, u, dt before and after softplus, dt u and z; a state for every chunk, and the
+        first state."""
         c, p = self._shape(ctx)[0], self.d_state
         fp32 = torch.promote_types(shape.products, torch.float32)
         apart = shape.products != fp32  # widened tensors are then separate

@@ -35,7 +35,7 @@ from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 
 RATES = (1.0, 16.0)
-"""Range of the initial -A, which is drawn uniformly."""
+"""Range of the initial -A, the decay rates, which are drawn uniformly."""
 
 
 class Mamba2(Recurrence):
@@ -175,8 +175,8 @@ def heads_of(d_model: int, expand: int, head_dim: int | None, n_groups: int) -> 
 
 
 def sizes(channels: int, n_heads: int, n_groups: int, d_state: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """Returns the shapes of the decode state: of its tensors by name, and (width, channels) of the convolution's
-    tail."""
+    """Returns the shapes of the decode state: {name: shape} of the recurrence's tensors, and (width, channels) of the
+    inputs that the convolution still needs."""
     return {"h": (n_heads, d_state, channels // n_heads)}, (d_conv, channels + 2 * n_groups * d_state)
 
 
@@ -188,8 +188,8 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
     elements."""
 
     homonyms: ClassVar[frozenset[str]] = frozenset({"head_dim", "norm_eps"})
-    """Names of fields that mean something else than in other mixers: the heads divide the channels, and the norm is of
-    the output."""
+    """Names of fields that mean something else than in other mixers: `head_dim` divides the channels, and `norm_eps` is
+    of the norm of the output."""
 
     d_state: int = Field(128, gt=0, le=1 << 12)
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
@@ -199,12 +199,12 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
     d_conv: int = Field(4, ge=2, le=1 << 8)
     expand: int = Field(2, gt=0, le=1 << 8)
     bias: bool = False
-    """True for biases of in_proj and out_proj."""
+    """True if in_proj and out_proj have biases."""
     conv_bias: bool = True
     norm_eps: float = Field(1e-5, gt=0)
     dt_min: float = Field(1e-3, gt=0)
     dt_max: float = Field(0.1, gt=0)
-    """Upper bound of dt, which is initialised log-uniform from dt_min."""
+    """Upper bound of the initial dt, which is log-uniform from dt_min."""
     dt_least: float = Field(0.0, ge=0)
     dt_most: float | None = Field(None, gt=0)
     """Upper bound to which dt is clamped; None without a bound."""
@@ -221,7 +221,8 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         return self
 
     def _sizes(self, ctx: BuildContext) -> tuple[int, int, int]:
-        """Returns (c, n, width): numbers of channels and heads, and the width of B or C."""
+        """Returns (c, n, width): the numbers of channels and of heads, and the number of elements per token of B (and
+        of C), all groups together."""
         n = heads_of(ctx.d_model, self.expand, self.head_dim, self.n_groups)
         return self.expand * ctx.d_model, n, self.n_groups * self.d_state
 
@@ -259,9 +260,9 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
         return own + scan + maps + self._norm(ctx, shape) + recurrent_cost(shape, kept, tail)
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> int:
-        """Returns the bytes kept for the backward pass beyond the inputs of layers, and B, C and the decays of the
-        recurrence: outputs of in_proj, or only the gate if it is widened; tensors of the convolution; r, dt, the
-        decays, dt u and z in fp32."""
+        """Returns the bytes kept for the backward pass, without the inputs of linear layers and without B, C and the
+        decays that the recurrence keeps: outputs of in_proj, or only the gate if the others are converted to fp32;
+        tensors of the convolution; r, dt, the decays, dt u and z in fp32."""
         c, n, both = self._sizes(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         made = shape.keeps(2 * c + 2 * both + n) if shape.products == fp32 else shape.keeps(c, fp32)
@@ -269,8 +270,8 @@ class Mamba2Config(RecurrenceConfig, kind="mamba2", words="mamba2"):
 
 
 def scan_cost(shape: Shape, g: int, n: int, k: int, v: int) -> Cost:
-    """Returns the cost of the recurrence in chunks, for g groups, n heads, and matrices (k, v): its matmuls; for the
-    backward pass its states, one of each chunk, and one more for the whole chunks and for the rest."""
+    """Returns the cost of the recurrence in chunks, for g groups, n heads, and state matrices (k, v): its matmuls, and
+    the states kept for the backward pass, one per chunk and one more for each of the two calls (whole chunks, rest)."""
     whole, rest = divmod(shape.s, CHUNK)
     pairs = 0 if shape.s == 1 else whole * CHUNK**2 + rest**2
     states = n * k * v * (whole + bool(whole) + 2 * bool(rest))

@@ -1,4 +1,4 @@
-"""Base of mixers whose state is a matrix for each head (`chunked.py`)."""
+"""Base of mixers whose decode state is one matrix per head, computed by the recurrences of `chunked.py`."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class MatrixMixer(Mixer):
         self.z, self.out, self.effective_attention = Site("bsnh"), Site("bsd"), Site("bnst")
 
     def divide_heads(self, owner: Owner) -> None:
-        """Reduces this mixer to an owner's share of the heads. Raises RequestError if the owners cannot divide the
-        heads."""
+        """Reduces this mixer to the share of the heads of one tensor-parallel rank. Raises RequestError if the ranks
+        cannot divide the heads evenly."""
         self.n_heads = owner.share("n_heads", self.n_heads)
         self.enter = owner.enter
 
@@ -77,7 +77,7 @@ class MatrixMixer(Mixer):
         **along: Tensor,
     ) -> Tensor:
         """Returns y (b, s, n, V) of the recurrence over q, k (b, s, n, K) and v. A decode state is continued and
-        updated, together with the values `along`, (b, s, ...), which are kept from the last token."""
+        updated; it also stores, from the last token, the further values `along`, each (b, s, ...)."""
         fresh = pass_.begins
         if state is None:
             return chunked_linear_attention(q, k, v, log_decay, None, fresh)[0]
@@ -100,8 +100,9 @@ class MatrixMixer(Mixer):
         pass_: Pass,
         of: Callable[[int, Tensor, list[int]], Tensor] = lambda first, block, heads: block,
     ) -> None:
-        """Shows the map of this mixer to the observers of `effective_attention`. `of`, called with (first query, block
-        (b, n, r, s), heads), converts weights in y to weights in z."""
+        """Shows the effective attention of this mixer (the weights of the v_j in z_t) to the observers of that site.
+        `of`, called with (first query, block (b, n, r, s), heads), converts a block of weights in y, the recurrence's
+        output, to weights in z."""
         s = q.shape[1]
         age = None if pass_.documents is None else pass_.age.clamp(max=torch.arange(s, device=q.device))
 
@@ -131,7 +132,7 @@ class MatrixMixer(Mixer):
 
     @property
     def kept(self) -> Sizes:
-        """Name -> shape, in one sequence, of the tensors of the decode state: S of every head."""
+        """Mapping {name: shape in one sequence} of the tensors of the decode state: S of every head."""
         return {STATE: (self.n_heads, self.head_dim, self.value_dim)}
 
     def init_state(
@@ -190,7 +191,8 @@ class MatrixMixerConfig(MixerConfig):
 
     def recurrence_cost(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Returns the cost of the recurrence in chunks: its matmuls, the tensors kept for the backward pass, and the
-        decode state. Bidirectional, it is two matmuls, which keep copies of q and k head by head."""
+        decode state. A bidirectional mixer has two matmuls instead, which keep copies of q and k, laid out head by
+        head."""
         n, (k, v) = self.heads(ctx).n_heads, self.widths(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         whole, rest = divmod(shape.s, CHUNK)

@@ -130,13 +130,15 @@ class Performer(MatrixMixer):
         return self.out(self.output(self.z(z).flatten(-2)))
 
     def exponents(self, x: Tensor) -> Float[Tensor, "b s n m"]:
-        """Returns the exponents W x' - |x'|^2 / 2 of the features of queries or keys x."""
+        """Returns the exponents W x' - |x'|^2 / 2 of the features of x, queries or keys (b, s, n, h), with x' = x
+        h^(-1/4)."""
         scaled = wide(x) * self.head_dim**-0.25
         return F.linear(scaled, self.features.to(scaled.dtype)) - scaled.square().sum(-1, keepdim=True) / 2
 
     def running(self, own: Tensor, pass_: Pass, state: RecurrentState | None) -> tuple[Tensor, Tensor]:
-        """Returns (largest exponent so far, logarithm of its factor on earlier sums) at each token, each (b, s, n); the
-        logarithm is zero at the start of a sequence."""
+        """Returns (largest, log_decay) at each token, each (b, s, n), for `own`, the largest exponent of each token's
+        key: the largest exponent of the sequence so far, and the logarithm of the factor that rescales earlier sums to
+        it, 0 at the start of a sequence."""
         apart = state is not None or pass_.documents is not None
         if state is not None:  # tokens that continue earlier ones include their maximum
             before = state.begin(pass_, own)[1][LARGEST][:, None]
@@ -150,8 +152,8 @@ class Performer(MatrixMixer):
 
     @staticmethod
     def whole(own: Tensor, age: Tensor | None) -> Tensor:
-        """Returns the largest exponent of the whole sequence that each token is in, (b, s, n); (b, 1, n) for an `age`
-        of None, one sequence per row."""
+        """Returns the largest exponent in the whole sequence that each token belongs to, (b, s, n), from `own` (b, s,
+        n), that of each token; (b, 1, n) for an `age` of None, one sequence per row."""
         if age is None:
             return own.amax(1, keepdim=True)
         ends = F.pad((age[:, 1:] == 0), (0, 1), value=True).flip(1)  # starts of sequences, read backwards
@@ -168,7 +170,7 @@ class Performer(MatrixMixer):
 
     @torch.no_grad()
     def draw(self) -> None:
-        """Draws W from the part's seed and step."""
+        """Draws W again from the seed and the step of this part."""
         m, h = self.features.shape
         self.features.copy_(orthogonal_features(int(self.seed), int(self.step), m, h))
 
@@ -213,8 +215,9 @@ class PerformerConfig(MatrixMixerConfig, kind="performer", words=Word("performer
         return self.replace(n_heads=n, head_dim=h, redraw=None)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the mixer. Kept beyond the tensors of the recurrence: q, k and v as projected, scaled q
-        and k, the decays, its sums and the weights. W is not a parameter, and has no gradient."""
+        """Returns the cost of the mixer. Kept for the backward pass beyond the tensors of the recurrence: q, k and v as
+        projected, scaled q and k, the decays, the weighted sums and their weights. W is not a parameter, and has no
+        gradient."""
         n, _, h = self.heads(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)

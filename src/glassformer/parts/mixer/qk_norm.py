@@ -47,7 +47,7 @@ class QKNormConfig(Value):
         return QKNorm(q, k, self.over, self.after_position)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of both norms; their inputs count with the attention."""
+        """Returns the cost of the norms of q and of k; keeping their inputs is counted with the attention."""
         heads, shape = (ctx.n_heads, ctx.n_kv_heads), shape.reading(shape.products)
         vectors = [replace(shape, b=shape.b * n) if self.over == "head" else shape for n in heads]
         norms = [self.norm.costs(inner, each) for inner, each in zip(self._within(ctx), vectors, strict=True)]
@@ -63,8 +63,8 @@ class QKNormConfig(Value):
 
 
 def norm_of_queries(qk_norm: QKNormConfig | None) -> NormConfig | None:
-    """Returns the config of the queries' norm, for a layer that reuses another's keys; None without a norm. Raises
-    RequestError if this norm cannot be applied to only the queries."""
+    """Returns the config of the norm of queries in `qk_norm`, for a layer that reuses the keys of another layer; None
+    without a norm. Raises RequestError if this norm cannot be applied to only queries."""
     if qk_norm is None:
         return None
     if qk_norm.over != "head" or qk_norm.after_position:

@@ -1,5 +1,5 @@
-"""Base of recurrences: a state of one size, with a summary of all tokens and the last inputs of a convolution, and
-their common answers as mixers."""
+"""Base of recurrent mixers, and their decode state: of constant size, with a summary of all tokens and the last inputs
+of a convolution."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RecurrentState(BoundedState):
     (rewind + 1). With `tail` (width, channels) also a ring of the last inputs that a convolution of `width` needs, with
     token i in slot i mod its size.
 
-    The number of tokens read selects the slots, as for keys and values: going back by up to `rewind` tokens, or in only
-    one row, needs no copy. Inputs are kept as `dtype`, the others in fp32 at least."""
+    The number of tokens read selects the slots, so that going back by up to `rewind` tokens, or in only one row, needs
+    no copy. Inputs are stored as `dtype`, the tensors of `kept` in fp32 at least."""
 
     kind = "recurrent"
 
@@ -65,9 +65,9 @@ class RecurrentState(BoundedState):
         return other
 
     def begin(self, pass_: Pass, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Stores the inputs x (b, s, c) of a call; returns (earlier inputs, kept tensors): the inputs before x, (b,
-        width - 1, c), undefined before the first token, and the kept tensors by name, (b, ...), zero for a row that has
-        read nothing."""
+        """Starts a call by storing its inputs x (b, s, c) of the convolution; returns (earlier inputs, state): the
+        inputs before x, (b, width - 1, c), undefined before the first token, and the recurrence's tensors by name, (b,
+        ...), zero for a row that has read no token."""
         self.mark(pass_.start + pass_.tokens)
         tail = x[:, :0] if self.inputs is None else self._last_inputs(self.inputs, pass_, x)
         precise = torch.promote_types(x.dtype, torch.float32)
@@ -89,19 +89,22 @@ class RecurrentState(BoundedState):
         return tail
 
     def pieces(self, tokens: int) -> list[int]:
-        """Returns the numbers of tokens into which a call is divided: the last tokens, which `truncate` may take back,
-        are read one by one, because the state after each is kept; all earlier ones at once."""
+        """Returns the sizes, in tokens, of the pieces that a call of `tokens` tokens is divided into: the last tokens,
+        which `truncate` may take back, are read one by one, because the state after each is kept; all earlier tokens at
+        once."""
         alone = min(tokens, self.rewind)
         return [size for size in (tokens - alone, *[1] * alone) if size]
 
     def keep(self, values: Mapping[str, Tensor], pass_: Pass, tokens: int) -> None:
-        """Stores the recurrence's values by name, (b, ...), as they are after `tokens` tokens of this call."""
+        """Stores the recurrence's tensors `values` by name, each (b, ...), as the state after the first `tokens` tokens
+        of this call."""
         slot = self._slot((pass_.start if pass_.rows is None else pass_.rows) + tokens)
         for name, memory in self.kept.items():
             memory[slot] = values[name].detach().to(memory.dtype)
 
     def _slot(self, read: int | Tensor) -> Any:
-        """Returns the index of the kept values after `read` tokens: one for all rows, or one for each row."""
+        """Returns an index into the kept tensors that selects the state after `read` tokens: one number for all rows,
+        or one for each row."""
         size = self.rewind + 1
         if isinstance(read, int) or size == 1:
             return slice(None), 0 if size == 1 else read % size
@@ -112,7 +115,8 @@ class RecurrentState(BoundedState):
 
 
 def recurrent_cost(shape: Shape, kept: Sizes, tail: tuple[int, int] | None = None) -> Cost:
-    """Returns the cost of a `RecurrentState` with tensors of these sizes, which a pass reads and writes completely."""
+    """Returns the cost of a `RecurrentState` with these tensors, whose memory each pass reads and writes completely.
+    `kept`: {name: shape}; `tail`: (width, channels) of the convolution, None without one."""
     width, channels = tail or (1, 0)
     precise = torch.promote_types(shape.state, torch.float32)
     values = sum(torch.Size(size).numel() for size in kept.values())
@@ -131,8 +135,8 @@ def in_pieces(
     pass_: Pass,
     state: RecurrentState | None,
 ) -> Tensor:
-    """Returns the outputs (b, s, ...) of all tokens. run(at, kept) computes the outputs of the tokens `at` and the
-    state after them; with a decode state it is called for the pieces that the state needs."""
+    """Returns the outputs (b, s, ...) of all tokens. run(at, kept) returns the outputs of the tokens `at` and the state
+    after them, from the state `kept`; with a decode state it is called for each of the state's `pieces`."""
     if state is None:
         return run(slice(0, pass_.tokens), kept)[0]
     ys, end = [], 0
@@ -145,7 +149,7 @@ def in_pieces(
 
 
 class RecurrenceConfig(MixerConfig):
-    """Base of the configs of recurrences, with the answers that all recurrences have in common."""
+    """Base of the configs of recurrences, with the methods that are equal for all recurrences."""
 
     knows_order: ClassVar[bool] = True
 

@@ -31,7 +31,7 @@ from glassformer.parts.precision import wide
 from glassformer.parts.reparam import MakeReparam
 
 BASE = 10_000.0
-"""Base of the rotation angles of q and k."""
+"""Base of the geometric rotation angles of q and k."""
 MANTISSA = 53
 """Number of bits of fp64's mantissa: 1 - 2^-53 is the largest number below 1."""
 
@@ -130,7 +130,8 @@ class Retention(MatrixMixer):
         return self.out(self.output(self.z(self.gating(gate, y)).flatten(-2)))
 
     def tables(self, pass_: Pass) -> tuple[Tensor, Tensor]:
-        """Returns (cos, +-sin) of the rotation angles, each (s, 1, h/2, 2), with a leading b if rows differ."""
+        """Returns (cos, +-sin) of the rotation angles of q and k in this pass, each (s, 1, h/2, 2), with a leading b if
+        rows differ in positions."""
 
         def make() -> tuple[Tensor, Tensor]:
             theta = BASE ** -torch.linspace(0, 1, self.head_dim // 2, device=pass_.ids.device)
@@ -185,16 +186,16 @@ class RetentionConfig(MatrixMixerConfig, kind="retention", words=_WORDS):
     homonyms: ClassVar[frozenset[str]] = frozenset({"expand"})
 
     expand: int = Field(2, gt=0, le=1 << 8)
-    """Ratio of the width of a value to that of a key."""
+    """Ratio hv / h of the width of a value to that of a key."""
     decays: tuple[Annotated[float, Field(gt=0, lt=1)], ...] | None = None
     """Decay of each head; None for 1 - 2^(-5 - i)."""
     lightning: bool = False
-    """True for decays exp(-2^(-8 i / n) (1 - l / (L - 1)))."""
+    """True for decays exp(-2^(-8 i / n) (1 - l / (L - 1))) of head i of n in layer l of L (lightning attention)."""
     rotate: bool = True
     key_scale: float | None = Field(None, gt=0)
     """Factor on keys; None for 1 / sqrt(head_dim)."""
     inner: Literal["silu"] | None = None
-    """Activation applied to q, k and v; None to leave them unchanged."""
+    """Name of the activation applied to q, k and v; None for no activation."""
     norm: Literal["head", "all"] = "head"
     gate: Literal["silu", "sigmoid"] = "silu"
     eps: float = Field(1e-6, gt=0)
@@ -229,8 +230,9 @@ class RetentionConfig(MatrixMixerConfig, kind="retention", words=_WORDS):
         return self.replace(n_heads=n, head_dim=h, decays=decays, key_scale=self.key_scale or h**-0.5)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the mixer. Kept beyond the tensors of the recurrence: its result and the norm's rate, the
-        gated tensors, and q, k and v as projected if the recurrence reads other tensors."""
+        """Returns the cost of the mixer. Kept for the backward pass beyond the tensors of the recurrence: its output
+        and the norm's 1 / rms, the factors of the gating, and q, k and v as projected if rotation or activation makes
+        new tensors."""
         (n, _, h), (_, hv) = self.heads(ctx), self.widths(ctx)
         fp32, narrow = torch.promote_types(shape.products, torch.float32), shape.reading(shape.products)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h, n * h, n * hv), n * hv, bias=self.bias)

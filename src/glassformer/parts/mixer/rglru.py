@@ -35,7 +35,7 @@ from glassformer.parts.reparam import MakeReparam
 
 SHARPNESS = 8.0
 LEAST_SHARE = 1e-12
-"""Lower bound of 1 - a^2, below which its square root has no usable slope."""
+"""Lower bound of 1 - a^2, below which the slope of its square root is not usable."""
 DECAYS = (0.9, 0.999)
 """Range of the initial decay a of a channel whose gate is fully open."""
 
@@ -174,8 +174,8 @@ def blocks_of(channels: int, n_heads: int) -> int:
 
 
 def sizes(channels: int, d_conv: int) -> tuple[Sizes, tuple[int, int]]:
-    """Returns the shapes of the decode state: of its tensors by name, and (width, channels) of the convolution's
-    tail."""
+    """Returns the shapes of the decode state: {name: shape} of the recurrence's tensors, and (width, channels) of the
+    inputs that the convolution still needs."""
     return {"h": (channels,)}, (d_conv, channels)
 
 
@@ -187,13 +187,13 @@ class RGLRUConfig(RecurrenceConfig, kind="rglru", words="rglru"):
     one number. Griffin therefore has a layer of window attention after every two of its layers."""
 
     n_heads: int | None = Field(None, gt=0, le=1 << 16)
-    """Number of blocks in the gates' matrices; None for one per 64 channels, or the nearest number that divides
-    them."""
+    """Number of blocks in the gates' matrices; None for channels / 64, or the nearest number that divides the
+    channels."""
     width: int | None = Field(None, gt=0, le=1 << 20)
     """Number of channels; None for d_model."""
     d_conv: int = Field(4, ge=2, le=1 << 8)
     bias: bool = True
-    """True for biases of in_proj and out_proj."""
+    """True if in_proj and out_proj have biases."""
 
     def _shape(self, ctx: BuildContext) -> tuple[int, int]:
         c = self.width or ctx.d_model
@@ -223,9 +223,10 @@ class RGLRUConfig(RecurrenceConfig, kind="rglru", words="rglru"):
         return own + maps + recurrent_cost(shape, *sizes(c, self.d_conv))
 
     def _kept(self, c: int, shape: Shape) -> int:
-        """Returns the bytes kept for the backward pass beyond the inputs of layers: outputs of in_proj, or only the
-        gate if it is widened; the padded inputs of the convolution and u, both gates, six intermediate tensors from r
-        to the input, z and the opened gate; and a state for every chunk, and the first one."""
+        """Returns the bytes kept for the backward pass, without the inputs of linear layers, for c channels: outputs of
+        in_proj, or only the gate if u is converted to fp32; the padded inputs of the convolution and u; r and i; six
+        intermediate tensors from r to the input of the scan; z and gelu(gate); a state for every chunk, and the first
+        state."""
         fp32 = torch.promote_types(shape.products, torch.float32)
         made = shape.keeps(2 * c) if shape.products == fp32 else shape.keeps(c, fp32)
         padded = 1 + (self.d_conv - 1) / shape.s

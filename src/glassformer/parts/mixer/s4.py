@@ -32,7 +32,7 @@ from glassformer.parts.precision import full_precision, wide
 from glassformer.parts.reparam import MakeReparam
 
 CHUNK = 64
-"""Number of tokens that one matrix connects; the state is passed from chunk to chunk."""
+"""Number of tokens in a chunk, whose outputs one matrix computes; the state is passed from chunk to chunk."""
 ROWS_PER_BLOCK = 128
 
 Discretization = Literal["zoh", "bilinear"]
@@ -80,7 +80,8 @@ class S4(Recurrence):
         self.effective_attention = Site("bnst")
 
     def system(self) -> tuple[Tensor, Tensor]:
-        """Returns (Ab, C Bb) of every channel, each (d, p); complex if A is."""
+        """Returns (Ab, C Bb), the decay and the output weights of every channel's p states, each (d, p); complex if A
+        is."""
         dt = torch.exp(wide(self.log_dt))[:, None]
         a, c = -torch.exp(wide(self.A_log)), wide(self.C)
         if self.A_imag is not None:
@@ -181,8 +182,8 @@ def sizes(channels: int, d_state: int) -> Sizes:
 
 
 def powers(ab: Tensor, length: int) -> Tensor:
-    """Returns the powers Ab^0 .. Ab^(length - 1), (c, length, p), as products, which also hold for a negative Ab and
-    have the slope of a vanishing one."""
+    """Returns the powers Ab^0 .. Ab^(length - 1), (c, length, p), of Ab (c, p), computed as products, so that a
+    negative Ab is allowed and Ab = 0 has a gradient."""
     every = ab[:, None].expand(-1, length - 1, -1)
     return (
         torch.cat([torch.ones_like(ab)[:, None], every.cumprod(1)], dim=1)
@@ -192,18 +193,19 @@ def powers(ab: Tensor, length: int) -> Tensor:
 
 
 def kernel_of(ab: Tensor, cb: Tensor, length: int) -> Float[Tensor, "c l"]:
-    """Returns the convolution kernels K_0 .. K_{length - 1} of c channels."""
+    """Returns the convolution kernels K_0 .. K_{length - 1} of c channels, from Ab and C Bb, each (c, p)."""
     terms = (powers(ab, length) * cb[:, None]).sum(-1)
     return 2 * terms.real if terms.is_complex() else terms
 
 
 class ChunkFactors:
-    """Factors of a chunk of l tokens, for c channels with q real numbers of state each.
+    """Matrices that compute the outputs of a chunk of l tokens and the state after it, for c channels with q real
+    numbers of state each. Factors:
 
-    inner (c, l, l)     of input j in output i: K_{i-j}, lower triangular
-    since (c, l, q)     of the state before the chunk in output i
-    until (c, q, l)     of input j in the state after it
-    over (c, p)         of the state before it in the state after it, complex if A is
+    inner (c, l, l)     of input j, in output i: K_{i-j}, lower triangular
+    since (c, l, q)     of the state before the chunk, in output i
+    until (c, q, l)     of input j, in the state after the chunk
+    over (c, p)         of the state before the chunk, in the state after it; complex if A is
     """
 
     def __init__(self, inner: Tensor, since: Tensor, until: Tensor, over: Tensor, ab: Tensor):
@@ -222,7 +224,7 @@ class ChunkFactors:
         return cls(inner, since, until, each[:, -1], ab)
 
     def first(self, length: int) -> ChunkFactors:
-        """Returns the factors of a chunk of only the first `length` tokens."""
+        """Returns the factors of a chunk that has only the first `length` tokens."""
         over = powers(self.ab, length + 1)[:, -1]
         return ChunkFactors(
             self.inner[:, :length, :length], self.since[:, :length], self.until[..., -length:], over, self.ab
@@ -258,8 +260,8 @@ def convolution(
     """Returns (y, last state (b, c, q)) of every channel's system, from the state h; restarts at `fresh` (#b, s).
 
     Tokens of a chunk are connected by one matrix for each channel, equal in all chunks; states are passed from chunk to
-    chunk. A state is that of h_t = Ab h_{t-1} + u_t, because Bb is part of C. If documents start inside chunks, each
-    chunk is computed once for each document in it."""
+    chunk. The states are those of h_t = Ab h_{t-1} + u_t, because `cb` = C Bb includes Bb. If documents start inside
+    chunks, each chunk is computed once for each document in it."""
     (b, s, c), length = u.shape, factors.inner.shape[1]
     state = u.new_zeros(b, c, factors.since.shape[2]) if h is None else h
     ys = []
@@ -306,12 +308,12 @@ class S4Config(RecurrenceConfig, kind="s4", words="s4"):
     it wins on long smooth signals."""
 
     d_state: int = Field(64, gt=0, le=1 << 12)
-    """Number of real numbers in a channel's state; if complex, they are d_state / 2 conjugate pairs."""
+    """Number of real numbers in a channel's state; complex states are d_state / 2 conjugate pairs."""
     real: bool = False
     discretization: Discretization = "zoh"
     dt_min: float = Field(1e-3, gt=0)
     dt_max: float = Field(0.1, gt=0)
-    """Upper bound of dt, which is initialised log-uniform from dt_min."""
+    """Upper bound of the initial dt, which is log-uniform from dt_min."""
 
     @model_validator(mode="after")
     def _ordered(self) -> S4Config:
@@ -355,6 +357,6 @@ class S4Config(RecurrenceConfig, kind="s4", words="s4"):
         return 2 * shape.b * d * (whole * length**2 + rest**2 + 2 * shape.s * self.d_state)
 
     def _kept(self, d: int, shape: Shape) -> int:
-        """Returns the bytes kept for the backward pass beyond the input of out_proj: u and z in fp32, outputs of
-        out_proj, and the opened gate. The convolution is recomputed."""
+        """Returns the bytes kept for the backward pass, without the input of out_proj, for d channels: u and z in fp32,
+        the outputs of out_proj, and sigmoid(gate). The convolution is recomputed."""
         return shape.keeps(2 * d, torch.promote_types(shape.products, torch.float32)) + shape.keeps(3 * d)

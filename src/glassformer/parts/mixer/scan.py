@@ -111,7 +111,7 @@ def gated_scan(
     h: Float[Tensor, "b c"] | None = None,
     fresh: Bool[Tensor, "#b s"] | None = None,
 ) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b c"]]:
-    """Returns (all h, last h) of the recurrence h_t = exp(log_decay_t) h_{t-1} + x_t: the scan with one state for each
+    """Returns (all h, last h) of the recurrence h_t = exp(log_decay_t) h_{t-1} + x_t: a scan with one state per
     channel."""
     (b, s, c), one = x.shape, x.new_ones(len(x), x.shape[1], 1)
     h = x.new_zeros(b, c) if h is None else h
@@ -127,8 +127,8 @@ def gated_scan(
 def _scan(
     dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor, h: Tensor, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Returns (y, states): the states before each chunk and after the last. `keep` is 0 at the first token of a
-    sequence, else 1."""
+    """Returns (y, states) of the scan: the states before each chunk and after the last. `x` is dt u (b, s, c); `keep`
+    is 0 at the first token of a sequence, else 1, or None for no such tokens."""
     ys, states = [], [h]
     with full_precision(dt):
         for at in _chunks(dt):
@@ -187,8 +187,8 @@ def _chunks(dt: Tensor) -> list[slice]:
 def _chunk(
     h: Tensor, dt: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor, keep: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Returns y of one chunk and the state after it, from the state h before it. Matmuls have one row, so that the
-    whole loop fuses."""
+    """Returns (y, h): the outputs of one chunk and the state after the chunk, from the state h before the chunk.
+    Matmuls have one row, so that the whole loop fuses."""
     decay, given, ys = _decay(dt, a, keep), b[..., None] * x[:, :, None], []
     for t in range(dt.shape[1]):
         h = torch.addcmul(given[:, t], decay[:, t], h)
@@ -256,9 +256,9 @@ def effective_attention(
 
         map_c[t, j] = sum_p C_t exp(A (dt_{j+1} + ... + dt_t)) dt_j B_j  for j <= t, else 0
 
-    Ali et al. 2024, 2403.01590. `age` (b or 1, s): number of earlier tokens in each token's sequence; older tokens have
-    weight 0. The decay over a distance is the product of those up to and from the block's start, so every exponent
-    stays <= 0 and the keys before the block take one matmul. Memory: one block."""
+    Ali et al. 2024, 2403.01590. `age` (b or 1, s): number of earlier tokens in each token's sequence; tokens before
+    that sequence have weight 0. The decay over a distance is the product of those up to and from the block's start, so
+    every exponent stays <= 0 and the keys before the block take one matmul. Memory: one block."""
     batch, s, channels = dt.shape
     place = torch.arange(s, device=dt.device)
     begins = (place - (place if age is None else age)).expand(batch, s)  # first token that each one attends to

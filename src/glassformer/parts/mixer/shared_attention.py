@@ -89,7 +89,8 @@ class SharedAttention(SoftmaxAttention):
 
 
 def refuse_in_taker(field: str, value: Any) -> None:
-    """Raises RequestError if a field of an attention has a value that the attention would lose as a KV reuser."""
+    """Raises RequestError if the field `field` of an attention has a value other than None or False, which the
+    attention would lose as a KV reuser."""
     if value:
         raise RequestError(
             f"mixer.{field}={value}: a layer that takes the keys and values of another cannot set it; leave it out",
@@ -111,26 +112,26 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
     """Elements per head; None for d_model / n_heads."""
     source: str = Field("kv", min_length=1, max_length=100)
-    """Name under which keys and values are shared."""
+    """Name under which an earlier layer, the KV source, shares its keys and values."""
     bias: bool = False
     out_bias: bool | None = None
-    """True for a bias of the output; None for `bias`."""
+    """True if the output layer W_O has a bias; None for the value of `bias`."""
     position: AttentionPositionConfig | None = None
-    """Position encoding, equal to that of the KV source."""
+    """Config of the position encoding, equal to that of the KV source."""
     visibility: VisibilityConfig = CausalConfig()
-    """Visibility, equal to that of the KV source."""
+    """Config of the visibility (attention mask), equal to that of the KV source."""
     q_norm: NormConfig | None = None
-    """Norm of each head's queries; None without one."""
+    """Config of the norm of each head's queries; None without one."""
     scale: float | None = Field(None, gt=0)
-    """Factor on scores; None for 1 / sqrt(head_dim), and sqrt(base head_dim) / head_dim under muP."""
+    """Factor on the scores q k^T; None for 1 / sqrt(head_dim), or, under muP, sqrt(base head_dim) / head_dim."""
     sinks: bool = False
-    """True for a trained score per head that has no key, separate from that of the KV source."""
+    """True if each head has a trained score without a key (a sink), separate from that of the KV source."""
     dropout: float = Field(0.0, ge=0, lt=1)
     kernel: KernelConfig = AutoConfig()
 
     def changed(self, change: MixerChange, new: Callable[[Any], Any]) -> Any:
-        """Returns this config with one property changed from x to new(x). Raises RequestError for a property of scores
-        that the KV source has and this mixer lacks."""
+        """Returns this config with the property named `change` set to new(old value). Raises RequestError for a
+        property of keys or scores that the KV source has and this mixer lacks."""
         if change == "qk_norm":
             return self.replace(q_norm=norm_of_queries(new(self.q_norm and QKNormConfig(norm=self.q_norm))))
         if change not in type(self).model_fields:
@@ -158,8 +159,8 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
         )  # fmt: skip
 
     def _check(self, ctx: BuildContext, g: int, h: int) -> None:
-        """Raises RequestError if the KV source has other numbers of heads, widths, positions or visibility than this
-        mixer."""
+        """Raises RequestError if the KV source differs from this mixer in the number g of KV heads, the head width h,
+        visibility or position encoding."""
         there = ctx.offered(("keys", self.source))
         mine = (g, h, self.visibility, self.position and self.position.resolved(self._within(ctx)))
         for name, own, other in zip(("n_kv_heads", "head_dim", "visibility", "position"), mine, there, strict=True):
@@ -183,8 +184,8 @@ class SharedAttentionConfig(SoftmaxAttentionConfig, kind="shared_attention"):
         return total + (self.position.costs(inner, shape) if self.position else Cost())
 
     def _kept(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the tensors kept for the backward pass: q as the kernel reads it, and the kernel's
-        tensors."""
+        """Returns the cost of the tensors kept for the backward pass: q in the form that the kernel reads, and the
+        tensors that the kernel keeps."""
         if shape.phase != "train":
             return Cost()
         turned, size = self.position is not None and self.position.turns, ctx.n_heads * ctx.head_dim

@@ -34,8 +34,8 @@ from glassformer.parts.visibility.base import SameDocument
 
 
 def waves(distances: Float[Tensor, " r"], width: int) -> Float[Tensor, "r d"]:
-    """Returns the encoding R (r, d) of distances: sines, then cosines, of distances times 10000^(-2i/d), for d =
-    `width`."""
+    """Returns the sinusoidal encoding R (r, d) of r distances: sines, then cosines, of distance times 10000^(-2i/d),
+    for d = `width`."""
     exponents = torch.arange(0, width, 2, device=distances.device, dtype=distances.dtype) / width
     angle = distances[:, None] * 10_000.0**-exponents
     return torch.cat([angle.sin(), angle.cos()], dim=1)
@@ -107,7 +107,7 @@ class XLMemory(SoftmaxAttention):
         return self.put_out(self.attend(AttentionCall(q, k, v, seen, bias, self.scale, 0.0, pass_.index(k_idx))))
 
     def by_distance(self, q: Tensor, first: int | Tensor, pass_: Pass) -> ScoreBias:
-        """Returns the bias of the scores of queries by distance: that of query i and distance r is read from a table
+        """Returns the bias that adds, for query i and a key r tokens before, the score of their distance, from a table
         (b, n, s, r) of q W_R R_r. `first`: the index of the first query; as a tensor (1,) or (b, 1)."""
         given = pass_.given  # positions with gaps are further apart than tokens
         reach = min(pass_.end if given is None else int(given.max()) + 1, self.visibility.window)
@@ -125,8 +125,8 @@ class XLMemory(SoftmaxAttention):
         return ScoreBias(add, True, "xl_memory", (table,))
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make; `distance` makes keys of
-        distances."""
+        """Returns the weight matrices of this mixer by the names of the sites that they make; `distance` (W_R) makes
+        the keys of distances."""
         n = self.n_heads
         maps = {"k": Matrix.of(self.kv_proj, 0, n), "v": Matrix.of(self.kv_proj, 1, n)}
         distance = Matrix.of(self.distance, 0, n)
@@ -160,7 +160,7 @@ class XLMemoryConfig(SoftmaxAttentionConfig, kind="xl_memory", words=Word("xl_me
     head_dim: int | None = Field(None, gt=0, le=1 << 20)
     """Elements per head; None for d_model / n_heads."""
     memory: int = Field(256, gt=0, le=1 << 24)
-    """Number m of earlier tokens that each token attends to; more than the context equals the context."""
+    """Number m of earlier tokens that each token attends to; a number larger than the context is reduced to it."""
     bias: bool = False
     kernel: KernelConfig = AutoConfig()
 
@@ -183,8 +183,9 @@ class XLMemoryConfig(SoftmaxAttentionConfig, kind="xl_memory", words=Word("xl_me
         return XLMemory(ctx.d_model, n, h, self.memory, self.bias, self.kernel.build(ctx), ctx.make_reparam)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the mixer. Keys and values are projected of the memory too; also kept are the queries of
-        distances, their keys, the index of each pair in the table of both, and the kernel's tensors."""
+        """Returns the cost of the mixer. Keys and values are projected from the memory too. Kept for the backward pass
+        are also the queries for distances, the keys of distances, the index of each token pair in the table of their
+        products, and the tensors that the kernel keeps."""
         (n, _, h), d, s, t = self.heads(ctx), ctx.d_model, shape.s, shape.t
         near = min(t, self.memory + 1)
         read = t if shape.phase == "train" else min(t, near + s - 1)
@@ -204,7 +205,7 @@ class XLMemoryConfig(SoftmaxAttentionConfig, kind="xl_memory", words=Word("xl_me
         kernel = self.kernel.build(ctx)
         kept = kept_of_call(kernel, visibility, HeadLayout(n, n, True), h, shape, learned=True)
         looks = shape.keeps_once(kernel.pairs(visibility, s, t) + s, torch.int64)
-        again = shape.keeps(d) if shape.inputs == shape.products else 0  # of x, which two layers read
+        again = shape.keeps(d) if shape.inputs == shape.products else 0  # bytes of x, read by two layers
         if shape.products != shape.dtype:  # the layer of distances passes no gradient on: its cast is freed
             again += shape.keeps_once(d * n * h)
         state = self._state_cost(ctx, shape, *((1, width) for width in _halves(d)))

@@ -28,8 +28,8 @@ class Norm(nn.Module):
 
     @property
     def shards(self) -> Shards:
-        """Name of a weight -> its cut among owners: weights of each head, (n, h), are cut by heads; a vector is
-        replicated."""
+        """Mapping {name of a weight: its division among tensor-parallel ranks}: weights per head, (n, h), are divided
+        by heads; a vector is replicated."""
         own = self.named_parameters(recurse=False)
         return {name: (Shard("column") if weight.dim() == 2 else REPLICATED,) for name, weight in own}
 
@@ -56,12 +56,13 @@ class NormConfig(PartConfig, axis="norm"):
 
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns parameters and bytes of the norm for this shape; `norm_cost` counts those of common norms."""
+        """Returns parameters and bytes of the norm for the workload `shape`; `norm_cost` counts those of common
+        norms."""
 
 
 def norm_cost(ctx: BuildContext, shape: Shape, weights: int, statistics: int) -> Cost:
     """Returns the cost of a norm with `weights` weights per element that keeps its input and `statistics` numbers per
-    vector; with sets also the normalised elements."""
+    vector; with `ctx.sets` also the normalised elements."""
     sets = ctx.sets or 1
     values = sets * (ctx.width or ctx.d_model)
     kept = shape.keeps(values * (1 if ctx.sets is None else 2), shape.inputs) + shape.keeps(sets * statistics, FP32)

@@ -92,9 +92,9 @@ class AlibiConfig(AttentionPositionConfig, kind="alibi", words="alibi"):
     biases: ClassVar[bool] = True
     max_bias: float = Field(8.0, gt=0)
     rounded: bool = False
-    """True to add slopes times key positions, in bf16, in place of distances."""
+    """True to add slopes times positions of keys, rounded to bf16, instead of slopes times distances."""
     scaled: bool = False
-    """True to multiply slopes by 1 / sqrt(head_dim), as scores are."""
+    """True to multiply slopes by 1 / sqrt(head_dim), as scores are multiplied."""
 
     def build(self, ctx: BuildContext) -> Alibi:
         return Alibi(ctx.n_heads, self.max_bias, self.rounded, ctx.head_dim**-0.5 if self.scaled else 1.0)

@@ -15,7 +15,7 @@ class EmbeddingPosition(nn.Module):
     """Base of position encodings that are added to the token's embedding: forward(pass_) -> (s, d) or (b, s, d)."""
 
     limit: int | None = None
-    """First position that this encoding cannot represent; None without a limit."""
+    """Smallest position that this encoding cannot represent; None without a limit."""
 
     def picture(self, length: int) -> dict[str, Plot]:
         """Returns named plots of the encoding for a text of `length` tokens; none by default."""
@@ -27,7 +27,8 @@ class AttentionPosition(nn.Module):
 
     @property
     def moves_with_length(self) -> bool:
-        """True if the encoding of a position changes as the text grows, so that cached keys keep an older encoding."""
+        """True if the encoding of a position changes as the text grows, so that keys in a decode state keep an older
+        encoding."""
         return False
 
     @property
@@ -46,8 +47,8 @@ class AttentionPosition(nn.Module):
         return None
 
     def take_share(self, owner: Owner) -> None:
-        """Reduces the encoding to the heads of an owner. Raises RequestError for a bias that cannot be divided by
-        heads."""
+        """Reduces the encoding to the heads of one tensor-parallel rank. Raises RequestError for a bias that cannot be
+        divided by heads."""
         biases = type(self).bias is not AttentionPosition.bias
         owner.refuse("mixer.position", biases and type(self).__name__, "does not say which head's bias is whose")
 
@@ -60,7 +61,7 @@ class PositionConfig(PartConfig, axis="position", words="nope"):
     """Base of the configs of position encodings."""
 
     place: ClassVar[Literal["", "embedding", "mixer"]] = ""
-    """Part of a model that holds an encoding of this kind; empty for the base class."""
+    """Config that holds an encoding of this kind: "embedding" or "mixer"; empty for the base class."""
 
 
 class EmbeddingPositionConfig(PositionConfig):
@@ -75,7 +76,7 @@ class EmbeddingPositionConfig(PositionConfig):
         raise NotImplementedError
 
     def limit(self, ctx: BuildContext) -> int | None:
-        """Returns the first position that the encoding cannot represent; None without a limit."""
+        """Returns the smallest position that the encoding cannot represent; None without a limit."""
         raise NotImplementedError(f"{type(self).__name__} must define limit")
 
 
@@ -86,9 +87,9 @@ class AttentionPositionConfig(PositionConfig):
     place = "mixer"
 
     turns: ClassVar[bool] = False
-    """True if the encoding changes queries and keys."""
+    """True if the encoding changes queries and keys (rotary)."""
     biases: ClassVar[bool] = False
-    """True if the encoding changes scores, differently for each head."""
+    """True if the encoding adds a bias to scores, another for each head."""
 
     def build(self, ctx: BuildContext) -> AttentionPosition:
         raise NotImplementedError
@@ -100,5 +101,5 @@ class AttentionPositionConfig(PositionConfig):
 
     @property
     def longest(self) -> int | None:
-        """Number of tokens for which scaled frequencies are intended; None without a scaling."""
+        """Number of tokens that scaled rotary frequencies are intended for; None without a scaling."""
         return None

@@ -73,7 +73,7 @@ class RelativeBias(AttentionPosition):
         self.table, self.furthest, self.both_sides = table, furthest, both_sides
 
     def take_share(self, owner: Owner) -> None:
-        """Changes nothing: the table itself has already been cut to the owner's heads."""
+        """Changes nothing, because the table has already been divided by heads."""
 
     def bias(self, pass_: Pass) -> ScoreBias:
         weight, given = self.table(), pass_.given
@@ -108,10 +108,10 @@ class RelativeBiasConfig(AttentionPositionConfig, kind="relative_bias", words="r
     biases: ClassVar[bool] = True
     buckets: int = Field(32, ge=4, le=1 << 16)
     furthest: int = Field(128, gt=1, le=1 << 28)
-    """Smallest distance at which all further tokens share one bucket."""
+    """Distance in tokens beyond which all tokens share one bucket."""
     both_sides: bool | None = None
-    """True for separate buckets for keys after the query, as in an encoder; None for True if tokens attend to later
-    ones."""
+    """True for separate buckets for keys after the query, as in an encoder; None to have them if tokens attend to later
+    tokens."""
     shared: bool = True
     """True if all layers of a tower share one table."""
 

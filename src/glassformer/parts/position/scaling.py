@@ -15,11 +15,11 @@ from glassformer.parts.core.base import BuildContext, PartConfig, refuse_truth
 from glassformer.parts.core.words import Word, number
 
 MAX_FACTOR = 1 << 28
-"""Largest growth of a context, which also bounds the turns of a pair within it."""
+"""Largest growth factor of a context, which also bounds the turns of a pair within it."""
 
 Turns = Annotated[float, Field(ge=1e-3, le=MAX_FACTOR)]
 Divisor = Annotated[float, BeforeValidator(refuse_truth), Field(ge=1e-3, le=1e38)]
-"""Divisor of one pair's frequency; 1e30 is llama.cpp's value for a pair that does not rotate."""
+"""Divisor of the frequency of one pair of elements; 1e30 is llama.cpp's value for a pair that does not rotate."""
 
 
 def _growth(word: str, text: str) -> Mapping[str, float]:
@@ -58,7 +58,7 @@ class RotaryScaling:
 
 class RotaryScalingConfig(PartConfig, axis="rotary_scaling"):
     factor: float = Field(ge=1e-3, le=MAX_FACTOR)
-    """Growth factor of the context."""
+    """Growth factor of the context beyond the one of training."""
     original_context: int | None = Field(None, gt=0, le=1 << 28)
     """Number of tokens of the context in which the frequencies were trained; None for the model's context."""
 

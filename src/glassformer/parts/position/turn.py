@@ -30,7 +30,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
 
 
 def _turn_unfused(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
-    """Returns the result of `_turn`, to the bit, in fewer passes, for use without fusion."""
+    """Returns x (b, s, n, h) with its pairs rotated, bit for bit the result of `_turn`, in fewer passes over memory if
+    nothing is fused."""
     r = cos.shape[-1] * cos.shape[-2]
     heads = x.transpose(1, 2)  # (b, n, s, h), the layout of the result
     pairs = wide(heads[..., :r].contiguous()).unflatten(-1, cos.shape[-2:])

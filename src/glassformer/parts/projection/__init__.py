@@ -1,4 +1,5 @@
-"""Projections to queries, keys and values: one fused layer, separate layers, from the memory of another sequence."""
+"""Projections to queries, keys and values: one fused layer, separate layers, or keys and values from another
+sequence."""
 
 from glassformer.parts.projection.base import (
     MakeProjection,

@@ -48,7 +48,7 @@ class Projection(ABC):
 
     @abstractmethod
     def shapes(self, d_model: int) -> dict[str, MapShape]:
-        """Returns {name: shapes} of the linear layers of this projection, for a model of width d_model."""
+        """Returns {name: shapes} of the linear layers of this projection, for inputs of width d_model."""
 
     @abstractmethod
     def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -65,8 +65,8 @@ class Projection(ABC):
         }
 
     def of_owner(self: P, owner: Owner) -> P:
-        """Returns this projection for an owner's share of the heads. Raises RequestError if a layer is not cut by
-        heads."""
+        """Returns this projection for a tensor-parallel rank's share of the heads. Raises RequestError if a layer is
+        not divided by heads."""
         cuts = [cut for shape in self.shapes(1).values() for cut in shape.shards]
         whole = any(cut.cut != "column" for cut in cuts)
         owner.refuse("mixer.projection", whole and type(self).__name__, "does not cut its maps by heads")
@@ -77,7 +77,7 @@ class Projection(ABC):
 
     @property
     def value_dim(self) -> int:
-        """Number of elements per head of v, and so of z (b, s, n, value_dim)."""
+        """Number of elements per head of the values v, and so of the attention output z (b, s, n, value_dim)."""
         return self._value_dim
 
     @property
@@ -97,14 +97,15 @@ class Projection(ABC):
         return k, v
 
     def by_head(self, x: Tensor, width: int | None = None) -> Tensor:
-        """Returns x (b, s, n h) as (b, s, n, h), clamped to the clip if there is one; h is `width`, or head_dim."""
+        """Returns x (b, s, n h) as (b, s, n, h), with h = `width`, None for head_dim; elements are clamped to [-clip,
+        clip] if `clip` is set."""
         if self.clip is not None:
             x = x.clamp(-self.clip, self.clip)
         return x.unflatten(-1, (-1, width or self.heads.head_dim))
 
 
 MakeProjection = Callable[..., Projection]
-"""Function of (heads, clip=None); returns a projection. A class of projections is one."""
+"""Function of (heads, clip=None) that returns a projection, such as a class of projections."""
 
 
 class ProjectionConfig(PartConfig, axis="projection"):
@@ -143,6 +144,6 @@ class MemoryProjectionConfig(ProjectionConfig):
         return super().costs(ctx, shape) + Cost.once("memory", Cost(kept=shape.keeps(ctx.d_model, shape.inputs)))
 
     def build(self, ctx: BuildContext) -> Any:
-        """Returns a function of (heads, clip=None) for a projection that also has `queries` and `keys_values`, as
-        `CrossQKV`."""
+        """Returns a function of (heads, clip=None) that makes a projection with the methods `queries` and `keys_values`
+        of `CrossQKV`."""
         raise NotImplementedError

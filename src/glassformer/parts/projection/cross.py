@@ -55,7 +55,7 @@ class CrossQKV(Projection):
 
 
 MakeCrossProjection = Callable[..., CrossQKV]
-"""Function of (heads, clip); returns a projection from another sequence's memory."""
+"""Function of (heads, clip) that returns a projection with keys and values from another sequence."""
 
 
 class CrossQKVConfig(MemoryProjectionConfig, kind="cross"):

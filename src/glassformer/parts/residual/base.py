@@ -24,10 +24,10 @@ class Residual(nn.Module):
     """
 
     transparent = True
-    """True if the children of this module are named as if they were the block's own."""
+    """True if the children of this module are named in paths as if they were children of the block."""
     norms_stream: ClassVar[bool | None] = None
-    """True if `mixer_norm` and `ffn_norm` are in the stream, after a sum; False if each is before its branch; None if
-    the stream is not a sum of branches."""
+    """True if `mixer_norm` and `ffn_norm` act on the residual stream, after a sum; False if each acts on the input of
+    its branch; None if the stream is not a sum of branches."""
 
     def __init__(self, dropout: float = 0.0, scale: float = 1.0):
         super().__init__()
@@ -35,7 +35,7 @@ class Residual(nn.Module):
         self.resid_mid = Site()
 
     def share(self, branch: Tensor) -> Tensor:
-        """Returns the result of a branch as it is added to the stream: times the scale, with dropout."""
+        """Returns the result of a branch as it is added to the stream: multiplied by the scale, with dropout."""
         branch = branch if self.scale == 1.0 else branch * self.scale
         return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
@@ -43,7 +43,8 @@ class Residual(nn.Module):
         raise NotImplementedError
 
     def of_rows(self, x: Tensor, mixer: Branch, ffn: Branch | None, rows: Tensor) -> Tensor:
-        """Returns x' (1, n, d), the stream after the block, of only the tokens `rows` (n,), indices among the b s."""
+        """Returns x' (1, n, d), the stream after the block, of only the tokens with indices `rows` (n,) among the b s
+        of x."""
         return only(self(x, mixer, ffn), rows)
 
 
@@ -55,7 +56,8 @@ class Sequential(Residual):
         return x if ffn is None else self.feed(x, ffn)
 
     def of_rows(self, x: Tensor, mixer: Branch, ffn: Branch | None, rows: Tensor) -> Tensor:
-        """Returns x' (1, n, d) of only the tokens `rows` (n,); the FFN processes no other tokens."""
+        """Returns x' (1, n, d) of only the tokens with indices `rows` (n,) among the b s of x; the FFN processes no
+        other tokens."""
         x = only(self.mix(x, mixer), rows)
         return x if ffn is None else self.feed(x, ffn)
 
@@ -83,13 +85,15 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
     depth (Noci et al. 2022, 2206.03126)."""
 
     ends_in_norm: ClassVar[bool] = False
-    """True if a block ends with a norm of the stream, which a final norm would only repeat."""
+    """True if a block ends with a norm of the stream, so that the model needs no final norm."""
     brings: ClassVar[InitConfig | None] = None
-    """Initialisation that belongs to this wiring: the short name of the wiring sets both. None for none."""
+    """Initialisation that belongs to this wiring: the wiring's short name sets both. None for no particular
+    initialisation."""
     wants_warmup: ClassVar[bool] = False
     """True if training stalls without a warm-up (Xiong et al. 2020, 2002.04745)."""
     feeds_products: ClassVar[bool] = True
-    """True if the branches read norms in the dtype of matmuls; False if they read the stream, in its dtype."""
+    """True if branches read the result of a norm, in the dtype of matmuls; False if they read the stream, in its
+    dtype."""
     norms: ClassVar[tuple[str, ...]] = ("mixer_norm", "ffn_norm")
     """Names of the norms of this wiring in a block with both branches."""
 
@@ -102,7 +106,7 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
     wiring: ClassVar[type[Residual]]
 
     def numbers(self, ctx: BuildContext) -> dict[str, Any]:
-        """Returns the arguments of the wiring other than its norms."""
+        """Returns the arguments of the residual wiring other than its norms, by name."""
         scale = self.scale or 1.0
         return {"dropout": self.dropout, "scale": scale * (ctx.n_branches / 2) ** -0.5 if self.depth_scaled else scale}
 

@@ -52,7 +52,7 @@ class ParallelConfig(
         return super().norm_names(has_ffn and not self.shared_norm)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the wiring; the tensor that two parts read, the norm's result or the stream, is kept
-        once."""
+        """Returns the cost of the wiring. The tensor that mixer and FFN both read, the norm's result or the stream, is
+        counted as kept once."""
         twice = shape.keeps(ctx.d_model, shape.products if self.shared_norm else shape.dtype)
         return super().costs(ctx, shape) + Cost(kept=-twice if ctx.has_ffn else 0)

@@ -41,7 +41,7 @@ class Pre(Sequential):
 class PreConfig(ResidualConfig, kind="pre", words="pre"):
     wiring = Pre
     mixer_normed: bool = True
-    """True for a norm before the mixer."""
+    """True if a norm precedes the mixer."""
 
     def norm_names(self, has_ffn: bool) -> tuple[str, ...]:
         return tuple(name for name in super().norm_names(has_ffn) if self.mixer_normed or name != "mixer_norm")

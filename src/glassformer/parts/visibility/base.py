@@ -21,12 +21,13 @@ class Needed(NamedTuple):
     last: int | None
 
     def most(self, t: int) -> int:
-        """Returns the largest number of these tokens in a text of t tokens."""
+        """Returns the largest number of tokens in this range, in a text of t tokens."""
         return t if self.last is None else min(t, self.first + self.last)
 
 
 class Visibility:
-    """Attention mask: visible(b, n, q_idx, k_idx) -> bool, in the convention of `torch.nn.attention.flex_attention`.
+    """Attention mask, a function visible(b, n, q_idx, k_idx) -> bool of row, head, query and key, in the convention of
+    `torch.nn.attention.flex_attention`.
 
     Arguments are integer tensors that broadcast together; indices count tokens from the start of the sequence. `causal`
     and `reach` are promises to kernels and states: no key after its query is visible; no key `reach` or more tokens
@@ -43,14 +44,15 @@ class Visibility:
     absolute: bool = False
     """True if visibility depends on the place of a token in its document, not only on differences between places."""
     tile: int | None = None
-    """Number of tokens in blocks of queries with equal visibility, counted from the start; None without such blocks."""
+    """Number of queries in a block with equal visibility, blocks counted from the start of the sequence; None without
+    such blocks."""
     stride: int = 1
     """Distance between visible keys: a token attends only to tokens at a multiple of this distance."""
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """Hashable key that is equal for visibilities that are equal within one pass of the model, so that their masks
-        are made once. A tensor in it counts by identity."""
+        """Hashable key, equal for visibilities that are equal within one pass of the model, so that each mask is made
+        once. Tensors are compared by identity."""
         if traced():  # torch 2.11 cannot trace `vars`; the compiler merges equal masks itself
             return (self,)
         return (type(self), *sorted(vars(self).items()))
@@ -62,7 +64,7 @@ class Visibility:
 
     @property
     def width(self) -> int | None:
-        """Approximate bound of the number of keys that most queries attend to; None without a bound."""
+        """Approximate bound on the number of keys that most queries attend to; None without a bound."""
         return self.reach
 
     def sized(self, length: int | Tensor) -> Visibility:
@@ -72,12 +74,12 @@ class Visibility:
 
     @property
     def going_on(self) -> Visibility:
-        """Visibility that applies to calls that continue a state, after the call that read the start."""
+        """Visibility for calls that continue a decode state, after the call that read the start of the sequence."""
         return self
 
     @property
     def takes_prefix(self) -> bool:
-        """True if a token attends to later ones only within a prefix, whose tokens a caller may name (`of_globals`)."""
+        """True if tokens attend to later tokens only within a prefix, which a caller may mark (`of_globals`)."""
         return False
 
     @property
@@ -91,8 +93,8 @@ class Visibility:
         return self
 
     def folded(self, rest: int) -> Visibility:
-        """Returns the visibility among every `stride`-th token, after `rest` tokens were added at the end; only for a
-        visibility with a stride."""
+        """Returns the visibility among every `stride`-th token of a sequence that was padded by `rest` tokens at the
+        end; only for a visibility with a stride."""
         raise NotImplementedError
 
     def cuts(self, t: int) -> tuple[int, ...]:
@@ -115,9 +117,8 @@ class Visibility:
         return 0
 
     def alike(self, first: int, last: int, t: int) -> Hashable | None:
-        """Returns a hashable key of the mask of the queries first .. last-1, equal for blocks of queries with equal
-        visibility among the keys of their `spans`, so that a mask is made once; None if no other block is known to be
-        equal."""
+        """Returns a hashable key of the mask of the queries first .. last-1 over the keys of their `spans`: blocks of
+        queries with equal keys share one mask. None if no other block is known to have an equal mask."""
         if not self.only_order:
             return None
         return last - first, *((begin - first, end - first) for begin, end in self.spans(first, last, t))
@@ -153,7 +154,7 @@ class Borders:
 
     @property
     def runs(self) -> list[list[tuple[int, int]]]:
-        """Intervals [start, end) of the documents, a list for each row."""
+        """Intervals [start, end) of slots that the documents occupy, a list for each row."""
         if self._runs is None:
             batch, t = self.documents.shape
             starts: list[list[int]] = [[] for _ in range(batch)]
@@ -226,8 +227,8 @@ class SameDocument(Visibility):
         return inner.visible(b, n, q_idx - q, k_idx - k) & (q == k)
 
     def spans(self, first: int, last: int, t: int) -> Spans:
-        """Returns the intervals of keys for queries first .. last-1: on CPUs only those of the documents that these
-        queries are in; on other devices, and to a compiler, documents are not known in advance."""
+        """Returns the intervals of keys for queries first .. last-1: on CPUs, only intervals in the documents of these
+        queries; on other devices, and to a compiler, documents are not known in advance."""
         if not at_hand(self.documents):
             return [(0, last if self.causal else t)] if self.inner.absolute else self.inner.spans(first, last, t)
         reached = self._reached(first, last)

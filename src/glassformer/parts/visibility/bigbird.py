@@ -102,7 +102,7 @@ class BigBird(Visibility):
         return (begin, last - first) if (last - 1) // self.block == i else None
 
     def row(self, i: int, t: int) -> set[int]:
-        """Returns the indices of the blocks that block i attends to in a text of t tokens."""
+        """Returns the set of indices of the blocks that block i attends to in a text of t tokens."""
         m = (t + self.block - 1) // self.block
         if not self.causal and (i in (0, m - 1) or m <= self.few):
             return set(range(m))
@@ -141,7 +141,7 @@ def _keys_seen(visibility: BigBird, t: int) -> float:
 
 
 def _mixed(*numbers: Any) -> Any:
-    """Returns a hash in 0 .. 2^32 - 1 of integers below 2^32; one may be a tensor."""
+    """Returns a pseudo-random hash, in 0 .. 2^32 - 1, of integers below 2^32; one of the integers may be a tensor."""
     x: Any = 0x9E3779B9
     for number in numbers:
         x = x ^ (number.long() if isinstance(number, Tensor) else number)

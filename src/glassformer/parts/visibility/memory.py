@@ -31,9 +31,9 @@ class OfMemory(Visibility):
 
 
 class ChunksOfMemory(Visibility):
-    """Visibility of retrieved neighbours: a query attends to those of the last chunk that ended before or at it, so
-    neighbours reach only the last token of the chunk that they were retrieved for. Borgeaud et al. 2021, 2112.04426,
-    section 2.4.
+    """Visibility of retrieved neighbours (RETRO): a query attends to the neighbours of the last chunk that ended before
+    or at the query, so of the chunk that they were retrieved for only the last token reads them. Borgeaud et al. 2021,
+    2112.04426, section 2.4.
 
     The sequence is cut into chunks of m tokens, u = 0, 1, ..., and the memory has w tokens for each. Query i attends to
     key j where j // w = (i + 1) // m - 1, so the first m - 1 queries attend to nothing. memory (b, t) is 0 for padding
