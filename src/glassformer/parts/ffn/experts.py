@@ -559,5 +559,6 @@ def kind_inside(new: FFNConfig) -> dict[str, Any]:
 
 
 def share_of(hidden: int, experts: int) -> int:
-    """Returns the width of each of `experts` experts that together have the width `hidden`, up to a multiple of 8."""
+    """Returns the width of each of `experts` experts for which their widths sum to `hidden`, rounded up to a multiple
+    of 8."""
     return hidden if experts == 1 else -(-hidden // (8 * experts)) * 8
