@@ -224,8 +224,8 @@ class ModelState:
         return other
 
     def advance(self, end: int, tokens: int) -> None:
-        """Adds `tokens` to the number of tokens that each row has read; `end` is the new number of the longest row. 0
-        if the numbers of the rows are up to date."""
+        """Adds `tokens` to the number of tokens that each row has read; `end` is the new number of the longest row.
+        `tokens` is 0 if the numbers of the rows are up to date."""
         self.length = end
         if self.rows is not None and tokens:
             self.rows += tokens

@@ -17,7 +17,7 @@ def first_problem(error: ValidationError) -> Any:
 
 def request_error(error: ValidationError, where: str = "", what: str = "config") -> RequestError:
     """Returns pydantic's `error` as a RequestError. `where` is the start of the message; `what` is the error's `field`
-    if several fields contradict each other, so that pydantic names none."""
+    if several fields contradict each other, so that it has no path."""
     first = first_problem(error)
     path = ".".join(str(step) for step in first["loc"])
     field = ".".join(filter(None, (path, str(first.get("ctx", {}).get("name", "")))))
