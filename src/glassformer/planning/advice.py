@@ -26,7 +26,7 @@ LEAST = 0.005
 
 
 class StepPlan(Protocol):
-    """Interface of a training plan that `advice` reads."""
+    """Interface of a plan of a training step, as far as `advice` reads it."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -58,8 +58,8 @@ class Change:
 
 
 def advice(plan: StepPlan) -> tuple[Change, ...]:
-    """Returns the layout that saves most among those that divide and fit, and the machine changes, largest saving
-    first."""
+    """Returns the changes that would shorten a plan's training step: of the layouts that divide and fit, the one that
+    saves most time, and every change of the machine, largest saving first."""
     if plan.on is None or plan.time is None:
         return ()
     best = next(_fitting(plan, _layouts(plan, plan.on)), None)
@@ -68,7 +68,8 @@ def advice(plan: StepPlan) -> tuple[Change, ...]:
 
 
 def _layouts(plan: StepPlan, on: Cluster) -> list[Change]:
-    """Returns the neighbouring layouts that divide the model and the batch, fastest first; memory is not checked."""
+    """Returns a `Change` for each layout that differs from the plan's in one setting and divides the model and the
+    batch, fastest first; memory is not checked."""
     assert plan.time is not None
     found = []
     for words, layout in _neighbours(plan.layout, plan.microbatch):
@@ -90,8 +91,8 @@ def _fitting(plan: StepPlan, found: list[Change]) -> Iterator[Change]:
 
 
 def _neighbours(layout: Layout, micro: int) -> Iterator[tuple[str, Layout]]:
-    """Yields (words of the change, layout) for each layout with an equal number of ranks that differs in one
-    setting."""
+    """Yields (setting that differs, as text, and the layout) for each layout that differs from `layout` in one setting
+    and has an equal number of ranks. `micro`: sequences of a microbatch."""
     for policy in POLICIES[: POLICIES.index(layout.recompute)]:
         yield f"recompute={policy}", layout.replace(recompute=policy)
     for other in {2 * micro, micro // 2} - {0}:

@@ -51,7 +51,7 @@ NUMBERS = 3
 
 @dataclass(frozen=True)
 class Collective:
-    """Operations of one kind per step over one mesh axis: their count and their total bytes."""
+    """Communication operations of one kind over one mesh axis: their count and their total bytes, per step."""
 
     axis: str
     operation: str
@@ -119,8 +119,8 @@ def _in_half(config: ModelConfig, dtype: torch.dtype) -> set[str]:
 
 
 def _most_of_a_stage(config: ModelConfig, layout: Layout) -> dict[str, RankWeights]:
-    """Returns {weight name: elements on one rank}, in the model's order; with pipeline stages, for the largest
-    stage."""
+    """Returns {weight name: numbers of elements on one rank}, in the model's order; with pipeline stages, only of the
+    largest stage."""
     weights = dict(weights_of(config, AdamWConfig(), layout.tp, layout.ep, layout.fsdp))
     if layout.pp == 1:
         return weights

@@ -145,7 +145,8 @@ class Counts:
         letters: dict[str, int] = {}
 
         def one_of(symbol: str, number: int) -> str:
-            """Returns the symbol if it denotes this number in the whole model, otherwise the number as text."""
+            """Returns the letter `symbol` of the formulas if it denotes `number` in the whole model, otherwise the
+            number as text."""
             return symbol if letters.setdefault(symbol, number) == number else str(number)
 
         for name, values in model.named_parameters():
@@ -165,7 +166,7 @@ class Counts:
 
     @cached_property
     def symbols(self) -> dict[str, int]:
-        """Number that each letter of the formulas denotes, by letter."""
+        """Returns {letter of the formulas: number that it denotes in this model}."""
         letters = {"L": self.config.n_layers, "d": self.config.d_model, "V": self.config.vocab_size}
         if self.config.encoder is not None:
             letters["L_e"] = self.config.encoder.n_layers
@@ -211,7 +212,7 @@ class Counts:
 
     @cached_property
     def components(self) -> tuple[Component, ...]:
-        """Rows of the table of components without empty ones; their parameters sum to the model's."""
+        """Rows of the table of components that have parameters; the rows' parameters sum to the model's."""
         total = sum(weight.values for weight in self.weights)
         rows = []
         for tower in (ENCODER, ""):
@@ -225,7 +226,8 @@ class Counts:
         return tuple(rows)
 
     def layers(self, context: int) -> tuple[Layer, ...]:
-        """Returns each kind of layer with a row per matrix, with FLOPs per token of a sequence of `context` tokens."""
+        """Returns the distinct kinds of layer, each with a row per matrix: parameters, and FLOPs per token of a
+        sequence of `context` tokens."""
         model = self.config.outline()
         cost = self.config.costs(Shape(s=context, t=context, phase="prefill"))
         towers: list[tuple[str, Any, Cost]] = [] if model.encoder is None else [
@@ -239,7 +241,8 @@ class Counts:
         )
 
     def _rows(self, tower: str, at: int, owner: Any, cost: Cost, context: int) -> tuple[LayerRow, ...]:
-        """Returns the rows of layer `at` of a tower, in the order of its parameters."""
+        """Returns the table's rows for layer `at` of a tower (the encoder or the decoder), in the order of its
+        parameters."""
         parts = {"mixer": owner.layers[at].mixer, "ffn": owner.layers[at].ffn}
         parts = {branch: part for branch, part in parts.items() if part is not None}
         called: dict[tuple[int, int], tuple[str, Matrix]] = {

@@ -33,7 +33,7 @@ MOST = 1 << 20
 
 
 class DecodingPlan(Protocol):
-    """Interface of a generation plan that `Decoding` reads."""
+    """Interface of a plan of generation, as far as `Decoding` reads it."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -61,7 +61,7 @@ class DecodingPlan(Protocol):
 
 @dataclass(frozen=True)
 class Decoding:
-    """A step that decodes one token for each sequence of a plan, on a cluster."""
+    """Time and price of decoding steps, each one token for every sequence of a plan, on a cluster."""
 
     plan: DecodingPlan
     cluster: Cluster
@@ -103,7 +103,8 @@ class Decoding:
 
     @cached_property
     def turning_batch(self) -> int | None:
-        """Smallest batch whose matmuls take as long as its reads; None if states grow faster than FLOPs."""
+        """Smallest batch for which a step computes as long as it reads memory; None if states grow faster than
+        FLOPs."""
         low, high = 0, 1
         while not self._computes(high):
             if high >= MOST:

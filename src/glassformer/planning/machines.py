@@ -35,7 +35,8 @@ Watts = Annotated[float, BeforeValidator(_in("W")), Field(gt=0)]
 
 
 def _written(value: Any) -> Any:
-    """Returns a date as the ISO text of the file, because YAML parses some dates; other values unchanged."""
+    """Returns a value of the YAML file as it is written there: a date, which YAML parses, as ISO text; others
+    unchanged."""
     return value.isoformat() if isinstance(value, datetime.date) else value
 
 
@@ -139,12 +140,12 @@ class Cluster:
 
 
 def span(low: float, high: float, cell: Callable[[float], str] = "{:.3g}".format, unit: str = "") -> str:
-    """Formats the interval from `low` to `high`, with a unit."""
+    """Formats the interval from `low` to `high`: each end by `cell`, then the unit."""
     return f"{cell(low)} to {cell(high)}{unit and ' '}{unit}"
 
 
 def money(cost: tuple[float, float, str] | None) -> str:
-    """Formats an interval of prices."""
+    """Formats (least, most, currency) as an interval of prices; `no price known` for None."""
     if cost is None:
         return "no price known"
     return span(cost[0], cost[1], lambda value: f"{value:,.2f}" if value < 100 else f"{value:,.0f}", cost[2])

@@ -164,8 +164,8 @@ class LayoutMemory:
         )  # fmt: skip
 
     def moments(self, stage: int) -> dict[str, TrainingMemory]:
-        """Returns the fullest state of a rank of this stage at the loss, in the backward pass of a layer, and at the
-        step."""
+        """Returns {moment: memory} of a rank of this stage when it is fullest: at the loss, in the backward pass of a
+        layer, and at the optimizer's step."""
         found = {"step": self._state(stage, ready=1.0, stepping=True, working=self._stepping(stage))}
         trading = self._state(stage, ready=1.0, stepping=True, traded=self._traded(stage))
         found["step"] = max(found["step"], trading, key=lambda one: one.total)
@@ -192,15 +192,15 @@ class LayoutMemory:
 
     @property
     def chunks(self) -> int:
-        """Number of groups of layers of a stage whose whole gradients exist at separate times: the chunks of an
-        interleaved pipeline if microbatches are at most as numerous as stages, because a chunk then finishes all its
-        backward passes and reduces its gradients before the chunk below starts; otherwise 1."""
+        """Number of groups of a stage's layers whose full gradients exist one group after the other. It is the number
+        of chunks of an interleaved pipeline if microbatches are at most as numerous as stages, because a chunk then
+        finishes all its backward passes and reduces its gradients before the chunk below starts; otherwise 1."""
         return self.layout.interleave if self.microbatches <= self.layout.pp else 1
 
     def _back(self, stage: int, flight: float, ready: float) -> Iterator[tuple[str, TrainingMemory]]:
-        """Yields (moment, memory) while the loss and then each layer, last to first, computes gradients of a
-        microbatch; if `chunks` exceeds 1, only the layers of the last chunk. `flight`: microbatches in flight; `ready`:
-        share of the gradients that exist before."""
+        """Yields (name of the moment, memory) of a microbatch's backward pass: at the loss, then at each layer, last to
+        first; if `chunks` exceeds 1, only at the layers of the last chunk. `flight`: microbatches in flight;
+        `ready`: share of the gradients that exist before."""
         layout, own = self.layout, self._own(stage)
         first, last = stage == 0, stage == layout.pp - 1
         begins = self.traced.embedding.kept if first else self.stream
@@ -253,11 +253,11 @@ class LayoutMemory:
         return round(FP32 * 2 * min(held, self.bucket))
 
     def _own(self, stage: int) -> list[int]:
-        """Returns the indices of the stage's layers."""
+        """Returns the indices of the layers of a pipeline stage."""
         return self.layout.layers_of(stage, len(self.costs))
 
     def _ends(self, stage: int) -> RankWeights:
-        """Returns the weights of a stage outside its layers."""
+        """Returns the weights that a pipeline stage has outside its layers, such as embedding and head."""
         first, last = stage == 0, stage == self.layout.pp - 1
         ends = (self.share.first if first else RankWeights()) + (self.share.last if last else RankWeights())
         return ends + self.table if last and not first else ends

@@ -23,7 +23,7 @@ WIDEST = 32
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedPlan(Reported):
-    """Base of what `gf.plan` returns for one model."""
+    """Base of the plans that `gf.plan` returns for one model: printed as text, and shown as a page."""
 
     name: str = ""
     """Name of the model: its expression, or its key in a mapping of models."""
@@ -33,7 +33,7 @@ class PrintedPlan(Reported):
     """Command that the page shows for copying. If empty, none."""
 
     def beside(self, *others: Self) -> Iterator[str | RenderableType]:
-        """Yields the text of this plan and of other models' plans, a column each."""
+        """Yields the printed text of this plan and of the plans `others` of other models, a column each."""
         raise NotImplementedError
 
     def lines(self) -> Iterator[str | RenderableType]:
@@ -53,7 +53,8 @@ class PrintedPlan(Reported):
 
 
 def page_of(config: ModelConfig, on: Cluster | None, name: str, figures: dict[str, Any]) -> dict[str, Any]:
-    """Returns the data of a plan's page: `figures`, parameters by component, and the machine."""
+    """Returns the data of a plan's page: the plan's own values `figures`, the parameters by component, and the
+    machine."""
     counts = Counts(config)
     placed = {} if on is None else {
         "machine_title": on.machine.title, "machine_memory": on.machine.memory, "machine_node": on.node,
@@ -63,7 +64,7 @@ def page_of(config: ModelConfig, on: Cluster | None, name: str, figures: dict[st
 
 
 def columns(heading: str, plans: Sequence[PrintedPlan]) -> Table:
-    """Returns an empty table with a column for each plan."""
+    """Returns an empty table whose first column is titled `heading`, with a further column for each plan."""
     table = unruled()
     table.add_column(heading)
     for one in plans:

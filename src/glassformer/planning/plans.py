@@ -98,18 +98,18 @@ class Plan(PrintedPlan):
 
     @cached_property
     def _owners(self) -> list[int]:
-        """Possible degrees of tensor parallelism within a node, ascending."""
+        """Numbers of ranks among which tensor parallelism within a node can divide the model, ascending."""
         assert self.on is not None
         return tensor_parallel(self.config, min(self.on.count, self.on.node)) if self.on.count > 1 else [1]
 
     @property
     def room(self) -> float | None:
-        """Memory of all accelerators of `layout`, in bytes; None without accelerators."""
+        """Memory in bytes of all accelerators that `layout` uses; None without accelerators."""
         return None if self.on is None or self.layout is None else self.layout.ranks * self.on.machine.memory
 
     @property
     def smallest_count(self) -> int | None:
-        """Number of accelerators of `smallest`; None without one."""
+        """Fewest accelerators that hold weights and states; None without accelerators, or if no number suffices."""
         return None if self.smallest is None else self.smallest.ranks
 
     @property
@@ -153,7 +153,7 @@ class Plan(PrintedPlan):
 
     @property
     def weights_in(self) -> dict[str, float]:
-        """Bytes of the weights for each dtype of `WEIGHTS`."""
+        """Bytes of all weights, by dtype of `WEIGHTS`."""
         return {name: self.parameters * each for name, each in WEIGHTS.items()}
 
     def batch_that_fits(self, memory: float) -> int:
@@ -255,7 +255,7 @@ class Plan(PrintedPlan):
 
     @property
     def shares(self) -> str:
-        """Shares of the components, the largest first, as text."""
+        """Share of the parameters that each component (embedding, mixer, FFN, ...) has, largest first, as text."""
         found = sorted(self.components, key=lambda part: -part.parameters)
         return ", ".join(f"{part.name} {part.share:.1%}" for part in found if part.share >= 0.0005)
 
@@ -349,8 +349,8 @@ DECODING: dict[str, Callable[[Decoding], str]] = {
 
 
 def _fits(one: Plan) -> str:
-    """Returns "yes" if the plan fits its accelerators, else the number that would suffice, with the layout if it has
-    several."""
+    """Returns "yes" if the plan fits its accelerators; otherwise, as text, the number of accelerators that would
+    suffice, with their layout if it has several."""
     assert one.layout is not None and one.on is not None
     if one.fits:
         return "yes" if one.layout.ranks == one.on.count else f"yes, on {one.layout.ranks:,} ({one.layout})"

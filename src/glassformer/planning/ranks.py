@@ -17,7 +17,7 @@ from glassformer.training.optimizers import OptimizerConfig
 
 @dataclass(frozen=True)
 class RankWeights:
-    """Elements of one layer's weights, or of the weights before or after the layers, on a rank.
+    """Numbers of elements, on one rank, of one layer's weights or of the weights before or after the layers.
 
     values    after tensor and expert parallelism
     shards    the rank's share of `values` if ranks share the weights (ZeRO 3): rows are padded to a multiple of the
@@ -49,7 +49,7 @@ class RankWeights:
 
 @dataclass(frozen=True)
 class Share:
-    """Weights of a rank before the layers, in each layer, and after the layers."""
+    """Numbers of weights that one rank holds: before the layers, in each layer, and after the layers."""
 
     first: RankWeights
     """Embedding, and the encoder if there is one."""
@@ -59,8 +59,9 @@ class Share:
 
 
 def share(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, device: str = "cpu") -> Share:
-    """Returns the weights of the fullest rank if it had all layers, that is, before pipeline stages divide the layers.
-    `device`: type of device, on which the temporaries of the optimizer's step depend."""
+    """Returns the numbers of weights, with their optimizer states and temporaries, that the fullest rank would hold if
+    no pipeline stages divided the layers. `device`: type of device, on which the temporaries of the optimizer's step
+    depend."""
     return _share(config, optimizer, layout.tp, layout.ep, layout.sharing, device)
 
 
@@ -81,7 +82,7 @@ def _share(config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sh
 def weights_of(
     config: ModelConfig, optimizer: OptimizerConfig, tp: int, ep: int, sharing: int, device: str = "cpu"
 ) -> Iterator[tuple[str, RankWeights]]:
-    """Yields (name, elements on a rank) for each weight, in the order of the model."""
+    """Yields (name, numbers of elements on one rank) for each weight of the model, in its order."""
     model = config.outline()
     cuts, state, step = shards_of(model), optimizer.state_values(model), optimizer.step_values(model, device)
     for name, weight in model.named_parameters():

@@ -35,7 +35,7 @@ LONG = 1 << 15
 
 @dataclass(frozen=True)
 class TooLarge:
-    """A layout that is faster than those that fit but needs too much memory, with the bytes it needs."""
+    """A layout that needs too much memory but is faster than those that fit, with the bytes that it needs."""
 
     layout: Layout
     seconds: float
@@ -45,7 +45,7 @@ class TooLarge:
 
 @dataclass(frozen=True)
 class Smallest:
-    """Fewest accelerators that would suffice, in nodes of the size of the requested cluster."""
+    """Smallest sufficient cluster: fewest accelerators, in nodes of the size of the requested cluster."""
 
     ranks: int
     node: int
@@ -106,7 +106,8 @@ class Search(PrintedPlan, Tabular):
             yield from one.found()
 
     def found(self) -> Iterator[str | RenderableType]:
-        """Yields the layouts that fit, fastest first, the faster ones that do not, and details of the fastest."""
+        """Yields the text of a successful search: the layouts that fit, fastest first, the faster ones that do not fit,
+        and details of the fastest."""
         has = self.on.machine.memory
         table = unruled(self.name)
         for head in ("layout", "a step", "tokens a second", "needed", f"of {size(has)}"):
@@ -133,7 +134,7 @@ class Search(PrintedPlan, Tabular):
 
     @property
     def refused(self) -> str:
-        """Sentence with the reason that nothing fits, and with the smallest cluster that would."""
+        """Sentence that gives the reason why no layout fits, and the smallest cluster on which one would."""
         tried = "no layout" if self.exhausted else f"none of the {self.tried} layouts tried"
         words = f"{self.name} fits {tried} of {self.on.count} {self.on.name} with a batch of {self.batch:,}"
         if (smallest := self.smallest) is None:
@@ -240,9 +241,8 @@ def layouts(config: ModelConfig, batch: int, context: int, on: Cluster) -> Itera
 
 
 def states_of(config: ModelConfig, layout: Layout, optimizer: OptimizerConfig, on: Cluster) -> int:
-    """Returns the bytes that a rank needs at least, without activations: weights, optimizer state and complete
-    gradients, as at the optimizer's step, with the allocator's margin and the memory outside it. A quick check before
-    the memory of a layout is planned."""
+    """Returns the least bytes that a rank needs, for a quick check: those at the optimizer's step, without activations.
+    Counted are weights, optimizer state, complete gradients, the allocator's margin and the memory outside it."""
     of_rank = share(config, layout, optimizer)
     whole: RankWeights = sum(of_rank.layers, of_rank.first + of_rank.last)
     each = [1.0 if layout.zero < 3 else whole.divided, 1.0 if layout.zero < 2 else whole.divided]

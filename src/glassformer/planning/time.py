@@ -64,7 +64,7 @@ DAY = 86_400.0
 
 @dataclass(frozen=True)
 class Workload:
-    """Work of a model per token of a training step, at a context and a dtype of matmuls."""
+    """Work per token of a training step (FLOPs and bytes), for a model, a context and a dtype of matmuls."""
 
     config: ModelConfig
     context: int
@@ -213,7 +213,7 @@ class StepTime:
 
     @property
     def bound(self) -> str:
-        """Name of the kind of work that takes longest."""
+        """Name of the kind of work that takes the most time of a step."""
         return max(self.kinds, key=lambda one: one.seconds).kind
 
     def run(self, tokens: float) -> RunTime:
@@ -232,7 +232,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class RunTime:
-    """A whole training run, without the time that failures take."""
+    """Time, energy and cost of a whole training run, without the time that failures take."""
 
     step: StepTime
     tokens: float
@@ -266,7 +266,7 @@ class RunTime:
 
 
 def again(work: Workload, layout: Layout) -> float:
-    """Returns the FLOPs that recomputation adds, as a share of the FLOPs of a forward pass."""
+    """Returns the FLOPs that recomputation of activations adds, as a share of the FLOPs of a forward pass."""
     products, scores, _ = work.repeats(layout.recompute)
     return (products * 3 * work.again + scores * work.scores) / (work.products + work.scores)
 
@@ -293,7 +293,8 @@ def step_time(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> S
 
 
 def _taken(kinds: Iterable[Work], factors: TimeFactors) -> dict[str, float]:
-    """Returns the seconds of each kind of work with these factors; the bubble scales with the work it waits for."""
+    """Returns {kind of work: seconds}: the seconds of the roofline times these measured factors. The idle time of the
+    pipeline (bubble) scales with the work that it waits for."""
     kinds = list(kinds)
     seconds = {
         one.kind: one.roof * (getattr(factors, FACTOR_OF[one.kind]) if one.kind in FACTOR_OF else 1.0)
@@ -358,7 +359,7 @@ def _roofline(work: Workload, batch: int, layout: Layout, cluster: Cluster) -> l
 
 @lru_cache(maxsize=256)
 def _held(config: ModelConfig, tp: int, ep: int, pp: int, interleave: int) -> int:
-    """Returns the weights of the fullest rank in elements, before ZeRO."""
+    """Returns the number of weights that the fullest rank holds before ZeRO divides them."""
     layout = Layout(dp=ep, tp=tp, ep=ep, pp=pp, interleave=interleave)
     of_rank = share(config, layout, AdamWConfig())
     each = (layout.layers_of(stage, config.n_layers) for stage in range(pp))
@@ -379,7 +380,7 @@ def _work(kind: str, amount: float, unit: str, rate: float, formula: str) -> Wor
 def _linked(
     kind: str, amount: float, cluster: Cluster, size: int, stride: int, formula: str, traded: bool = False
 ) -> Work:
-    """Returns the exchange of `amount` bytes per rank among `size` ranks; neighbouring ranks are `stride` apart.
+    """Returns the `Work` of a communication: each of `size` ranks, which are `stride` apart, exchanges `amount` bytes.
     Collectives reduce within a node before they cross nodes; `traded` bytes (all-to-all) cross separately."""
     machine, node = cluster.machine, cluster.node
     near = max(1, min(size, node // stride)) if stride < node else 1

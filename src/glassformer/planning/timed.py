@@ -92,7 +92,8 @@ def _spread(pace: StepPace) -> str:
 def timed(
     configs: Mapping[str, ModelConfig], context: int, batch: int, whole: Callable[[dict[str, Timed]], Any] = dict
 ) -> Any:  # fmt: skip
-    """Builds each model, times its steps, and returns `whole(plans by name)`.
+    """Builds each model of `configs`, times its training and decoding steps on this machine, and returns
+    `whole(plans)`, plans by name.
 
     Raises RequestError, before anything is built, for a model that does not fit this machine's memory. An error or
     interrupt carries the plans timed until then as `error.so_far`."""
@@ -154,7 +155,8 @@ def objective_of(config: ModelConfig) -> ObjectiveConfig:
 
 
 def text_of(folder: Path, tokens: int) -> Tokens:
-    """Returns a text with few distinct characters, long enough for batches of `tokens` tokens, stored in `folder`."""
+    """Returns a training text of few distinct characters, long enough for batches of `tokens` tokens, stored in
+    `folder`."""
     path = folder / "text.txt"
     path.write_text(LETTERS * (COPIES * tokens // len(LETTERS) + 100), encoding="utf-8")
     return prepare(path, "char", cache_dir=folder)

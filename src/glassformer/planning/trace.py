@@ -33,7 +33,7 @@ from glassformer.parts.mixer.attend import change_kernels
 
 @dataclass(frozen=True)
 class Moments:
-    """Bytes of a part of the model at its moments, without weights.
+    """Bytes that a part of the model (a layer, or head and loss) takes at its moments, without weights.
 
     kept      held from its forward pass to its backward pass, its output included
     forward   peak within the forward pass, beyond what was held before it
@@ -58,7 +58,7 @@ class Traced:
 
 
 class Living(TorchDispatchMode):
-    """Counter of the bytes of live storages, `now` and at `most`, without the storages in `before`."""
+    """Counter of the bytes of live tensor storages: `now`, and the peak `most`; storages in `before` do not count."""
 
     def __init__(self, before: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Living(TorchDispatchMode):
 
 
 def faked(model: nn.Module, dtype: torch.dtype) -> None:
-    """Gives a model on the meta device fake weights on the CPU, inside a FakeTensorMode."""
+    """Replaces the weights of a model on the meta device by fake tensors on the CPU. Runs inside a FakeTensorMode."""
     for module in model.modules():
         for name, weight in module._parameters.items():
             if weight is not None:
@@ -167,7 +167,7 @@ def adapted(layer: nn.Module, rank: int) -> int:
 
 @dataclass(frozen=True)
 class MicrobatchShare:
-    """A rank's share of a microbatch.
+    """Share of a microbatch that one rank computes: the divisions of experts, tokens and sequences.
 
     ep      number of ranks that divide the experts; the number of rows that a rank's experts read does not change,
             because they get the tokens of all these ranks

@@ -59,7 +59,8 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def run(self) -> RunTime | None:
-        """Whole run on `tokens`; None without tokens, without a machine, or if the step does not fit."""
+        """Time, energy and cost of the whole training run on `tokens`; None without tokens, without a machine, or if
+        the step does not fit."""
         return None if self.time is None or self.tokens is None or not self.fits else self.time.run(self.tokens)
 
     def placed(self, on: Cluster | None, tokens: float | None = None) -> TrainingPlan:
@@ -75,7 +76,7 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def fullest(self) -> str:
-        """Name of the moment with the most memory."""
+        """Name of the moment of a step ("loss", "backward" or "step") at which memory is largest."""
         return max(self.moments, key=lambda name: self.moments[name].total)
 
     @property
@@ -129,7 +130,7 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def collectives(self) -> list[Collective]:
-        """Operations between ranks in a step, if the trainer supports the layout."""
+        """Communication operations between ranks in a step, if the trainer supports the layout."""
         if self.rank or self.recompute != "none" or not self.layout.trains:
             return []
         device = "cpu" if self.on is None else self.on.machine.device
@@ -201,7 +202,7 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def conditions(self) -> str:
-        """Text of the dtypes, optimizer and layout of the step."""
+        """Text of the plan's assumptions: dtypes, optimizer and layout of the step."""
         kept = f"weights in {str(self.weights).removeprefix('torch.')}"
         kept += f" and frozen, adapters of rank {self.rank} in float32" if self.rank else ""
         products = str(self.dtype).removeprefix("torch.")
@@ -229,7 +230,7 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def remedy(self) -> str:
-        """Sentence with the reason that a step that does not fit has no time, and with a change that makes it fit."""
+        """Sentence on a step that does not fit: the reason why no time is given, and a change that makes it fit."""
         lean = self.layout.replace(micro=1)
         no_time = f"{self.name or 'this step'} does not fit, so no time of it is planned"
         for layout in (lean, lean.replace(recompute="full")):
@@ -298,7 +299,8 @@ RUN: dict[str, Callable[[RunTime], str]] = {
 
 
 def _likely(step: StepTime) -> str:
-    """Formats the seconds of a step with their interval, or only the interval if the machine was not measured."""
+    """Formats the estimated seconds of a step with their interval, or only the interval if the machine was not
+    measured."""
     between = span(step.low, step.high, seconds)
     return f"{seconds(step.seconds)}, {between}" if step.measured else between
 
@@ -311,7 +313,7 @@ def _share(step: StepTime, of_peak: float) -> str:
 
 
 def check_workload(config: ModelConfig, batch: int, context: int) -> None:
-    """Raises RequestError for a number of sequences, or a context, that is impossible for the model."""
+    """Raises RequestError if the number of sequences or the context is impossible for the model."""
     check_whole("batch", batch)
     check_whole("context", context)
     limit = config.embedding.limit(config.ctx)

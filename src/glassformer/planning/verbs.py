@@ -244,7 +244,8 @@ def plan(
 
 
 def _mode(generate: bool, train: bool, find: bool, here: bool) -> str:
-    """Returns the requested mode. Raises RequestError for two modes, except that `find` searches training steps."""
+    """Returns the requested mode: "generate", "train", "find" or "here". Raises RequestError for two modes, except that
+    `find` may be given with `train`."""
     asked = [name for name, value in zip(TAKES, (generate, train, find, here), strict=True) if value]
     if len(asked) > 1 and asked != ["train", "find"]:
         message = f"give one of {' and '.join(asked)} at a time"
@@ -253,7 +254,7 @@ def _mode(generate: bool, train: bool, find: bool, here: bool) -> str:
 
 
 def check_options(mode: str, options: Mapping[str, Any]) -> None:
-    """Raises RequestError for a given option that the mode does not take."""
+    """Raises RequestError for a given option of `plan` that its mode does not take."""
     defaults = {name: one.default for name, one in inspect.signature(plan).parameters.items()}
     given = {name: value for name, value in options.items() if str(value).removeprefix("torch.") != str(defaults[name])}
     wrong = sorted(set(given) - TAKES[mode], key=list(options).index)
@@ -272,7 +273,8 @@ def _models(model: Any) -> list[ModelLike]:
 
 
 def _named(model: Any) -> dict[str, ModelConfig]:
-    """Returns {name: config} of one model or of several. Raises RequestError for an empty collection."""
+    """Returns {name: config} for one model or for a collection of models. Raises RequestError for an empty
+    collection."""
     if isinstance(model, Mapping):
         named = dict(model)
     else:
@@ -284,7 +286,7 @@ def _named(model: Any) -> dict[str, ModelConfig]:
 
 
 def _refuse_unplaced(options: Mapping[str, object]) -> None:
-    """Raises RequestError for an option that has no effect without a machine."""
+    """Raises RequestError for a given option that has no effect unless a machine is given."""
     field = next((name for name, value in options.items() if value is not None), None)
     if field is not None:
         expected = "left out without a machine, such as h100:8"
@@ -293,7 +295,7 @@ def _refuse_unplaced(options: Mapping[str, object]) -> None:
 
 @dataclass(frozen=True)
 class _Step:
-    """Options common to a training step and a search of layouts."""
+    """Options of `plan` that are common to the plan of a training step and to the search for layouts."""
 
     batch: int
     dtype: torch.dtype
@@ -349,7 +351,7 @@ def _rank(finetune: str | None) -> int:
 
 
 def _tokens(asked: float | str | None) -> float | None:
-    """Returns the tokens to train on: 15e12 for "15T"."""
+    """Returns the number of training tokens, given as a number or as text such as "15T"; None if not given."""
     tokens = None if asked is None else quantity(asked, field="tokens")
     if tokens is not None and tokens < 1:
         raise RequestError(code="range", field="tokens", value=asked, expected="a number of tokens from 1 up")
