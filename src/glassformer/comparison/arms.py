@@ -53,7 +53,8 @@ def check_seeds(seeds: object) -> int:
 
 
 def check_planned(looks: Sequence[int]) -> None:
-    """Raises RequestError unless the looks are numbers of seeds from 2 to MOST_SEEDS."""
+    """Raises RequestError unless the planned looks, numbers of seeds at which verdicts are read, are from 2 to
+    MOST_SEEDS."""
     for look in looks:
         check_whole("looks", look, least=2)
         if look > MOST_SEEDS:
@@ -62,8 +63,9 @@ def check_planned(looks: Sequence[int]) -> None:
 
 
 def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the given fields of a recipe, from a `Recipe`, from a mapping, and by name; a name has precedence. For
-    fields of DEFAULTED, None means not given. Raises RequestError if `recipe` has a field that `Recipe` does not."""
+    """Returns {field: value} of a recipe, given as a `Recipe` or a mapping (`recipe`) and by name (`fields`); a name
+    has precedence. For fields of DEFAULTED, None means not given. Raises RequestError if `recipe` has a field that
+    `Recipe` does not."""
     if isinstance(recipe, Recipe):
         given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
     elif recipe is None or isinstance(recipe, Mapping):
@@ -101,7 +103,7 @@ class FixedFields(dict[Any, Any]):
 
 @dataclass(frozen=True)
 class DesignArm:
-    """A model of an experiment, with its changes of the recipe."""
+    """A model of an experiment, with the changes of the common recipe that apply to it."""
 
     name: str
     model: str | ModelConfig
@@ -115,7 +117,7 @@ class DesignArm:
     @classmethod
     def of(cls, name: str | None, model: Any, unnamed: str = "model") -> DesignArm:
         """Makes an arm from a model as a caller or a file gives it. Without `name`, an expression is named after itself
-        and any other model is called `unnamed`. Raises RequestError."""
+        and any other model is called `unnamed`. Raises RequestError for an invalid model or name."""
         if isinstance(model, DesignArm):
             return model
         changes: dict[str, str] = {}
@@ -133,15 +135,18 @@ class DesignArm:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """Config of the model, before the vocabulary of the text replaces that of its preset. Raises RequestError."""
+        """Config of the arm's model, with the vocabulary of its preset, which that of the text replaces later. Raises
+        RequestError for an invalid expression."""
         return self.model if isinstance(self.model, ModelConfig) else preset(self.model)
 
     def own(self, name: str) -> Any:
-        """Returns the value of a config field that a change of the expression sets; None if no change sets it."""
+        """Returns the value that the arm's expression sets for the config field `name`; None if it does not set the
+        field."""
         return own_value(self.model, self.config, name) if isinstance(self.model, str) else None
 
     def changed(self, changes: Sequence[str]) -> DesignArm:
-        """Returns the arm with changes of its model and recipe, which are added to its name. Raises RequestError."""
+        """Returns the arm with further changes of its model and recipe, which are also added to its name. Raises
+        RequestError for an unknown change."""
         more = "+".join(["", *changes])
         model: str | ModelConfig
         if isinstance(self.model, str):
@@ -161,7 +166,7 @@ class DesignArm:
 
     @property
     def told(self) -> Any:
-        """The model as written to a file: an expression, or a tree."""
+        """The arm's model in the form that a file holds: an expression, or a tree of plain values."""
         if isinstance(self.model, str):
             whole = "+".join([self.model, *(f"{RECIPE}.{key}={value}" for key, value in self.recipe.items())])
             recipe_last = sorted(CHANGES.split(self.name), key=lambda change: change.startswith(f"{RECIPE}."))
@@ -171,7 +176,8 @@ class DesignArm:
 
     @property
     def entry(self) -> Any:
-        """The arm as written to a file: an expression that is its own name, or a mapping from the name to the model."""
+        """The arm in the form that a file holds: an expression that is its own name, or a mapping from the name to the
+        model."""
         return self.told if self.told == self.name else {self.name: self.told}
 
 
@@ -223,8 +229,8 @@ def arms(models: Any) -> dict[str, DesignArm]:
 
 
 def common_context(arms: Mapping[str, DesignArm], given: int | None) -> int:
-    """Returns the context of all arms: `given`, or the one that every expression sets, or the recipe's default. Raises
-    RequestError if an expression sets a different one."""
+    """Returns the context length of all arms: `given`, or the length that every expression sets, or the recipe's
+    default. Raises RequestError if an expression sets a different length."""
     own = {name: arm.own("context") for name, arm in arms.items()}
     default = next(iter(own.values())) if len(set(own.values())) == 1 else None
     context = next(c for c in (given, default, Recipe.model_fields["context"].default) if c is not None)
@@ -252,15 +258,16 @@ def tokens_of_steps(steps: int | None, tokens: int | None, batch_size: int | Non
 
 
 def given_budget(amounts: Mapping[str, Any]) -> Match:
-    """Returns the name of the budget that is given: the first of tokens, flops and minutes that is not None."""
+    """Returns the name of the budget that a design gives: the first of tokens, flops and minutes whose amount is not
+    None."""
     names: tuple[Match, ...] = ("tokens", "flops", "minutes")
     return next(name for name in names if amounts[name] is not None)
 
 
 def fairness(arms: Mapping[str, DesignArm], allow_unmatched: bool, match: Match | None = None) -> list[str]:
-    """Checks that the arms are of equal size. Returns notes on smaller differences; raises RequestError if the layers'
-    parameters differ by more than UNFAIR, without `allow_unmatched` and except for a budget in minutes, which makes a
-    larger model pay for its size with fewer steps.
+    """Checks that the arms are of equal size, and returns notes on small differences. Raises RequestError if the
+    numbers of parameters in the layers differ by more than UNFAIR. Two cases are exempt: `allow_unmatched`, and a
+    budget in minutes, in which a larger model pays for its size with fewer steps.
 
     Parameters of the layers are compared, as in scaling laws, because those of the vocabulary depend on the text.
     Experts count with the parameters that are active for one token, which determine the cost; a note gives the
@@ -292,8 +299,8 @@ def fairness(arms: Mapping[str, DesignArm], allow_unmatched: bool, match: Match 
 
 
 def _equal(arm: DesignArm, wanted: int) -> str:
-    """Returns advice on making a model that is too large about as large as `wanted` parameters: a smaller `hidden`, if
-    that is enough."""
+    """Returns advice, for an error message, on a change that gives a model about `wanted` parameters: a smaller
+    `hidden` of its FFN if that is enough."""
     model = arm.model
     if not isinstance(model, str):
         return "give both the same size"
@@ -310,7 +317,8 @@ def _equal(arm: DesignArm, wanted: int) -> str:
 def likeness(
     arms: Mapping[str, DesignArm], configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe]
 ) -> list[str]:
-    """Returns notes on arms with their own recipe, and on arms with the same model and the same recipe."""
+    """Returns notes for the report: on arms with a recipe that differs from the common one, and on arms with equal
+    models and equal recipes."""
     notes = []
     own: dict[str, list[str]] = {}  # arms by what their recipes change
     for name, config in configs.items():
@@ -335,8 +343,8 @@ def likeness(
 
 
 def spending(configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe], match: str) -> dict[str, float]:
-    """Returns the amount of the matched quantity that each arm will spend, in whole steps; {} for a budget in
-    minutes."""
+    """Returns {arm: amount of the matched quantity (tokens or FLOPs) that it will spend in whole steps}; {} for a
+    budget in minutes."""
     spent = {}
     for name, config in configs.items():
         plan = plans[name]
@@ -358,8 +366,8 @@ def threads_of(executor: Executor, asked: int | None, match: Match | None) -> in
 
 
 def unequal(spent: dict[str, float], match: str) -> list[str]:
-    """Returns a note if arms spend different amounts of the matched quantity, because every run ends with a whole
-    step."""
+    """Returns a note if arms spend different amounts of the matched quantity (tokens or FLOPs), because every run ends
+    with a whole step; otherwise []."""
     if not spent or not min(spent.values()):
         return []
     least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
@@ -416,9 +424,9 @@ def recipes(
 def compiled_alike(
     configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe], before: bool | None
 ) -> tuple[dict[str, Recipe], machine.Settings]:
-    """Returns the recipes with `compile` decided, and the settings to report. All arms compile or none does: as the
-    earlier runs (`before`) did, otherwise if compiling shortens the run of at least one arm. An arm whose expression
-    sets `compile` keeps its value."""
+    """Returns the recipes with their field `compile` decided, and the machine settings to report. All arms compile or
+    none does: as the earlier runs (`before`) did, otherwise if compiling shortens the run of at least one arm. An
+    arm whose expression sets `compile` keeps its value."""
     plans = {name: plan.replace(compile=before) if plan.compile is None else plan for name, plan in plans.items()}
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])

@@ -313,8 +313,8 @@ class Design:
 
     @cached_property
     def notes(self) -> list[str]:
-        """Sentences on size differences between the arms, and on choices that another change of the same arm reverses.
-        Raises RequestError if the sizes are too far apart."""
+        """Sentences for the report on size differences between the arms, and on choices that another change of the same
+        arm reverses. Raises RequestError if the sizes are too far apart."""
         texts = {name: arm.model for name, arm in self.named.items() if isinstance(arm.model, str)}
         undone = [f"{name}: {sentence}." for name, text in texts.items() for sentence in undone_by(text)]
         return fairness(self.named, self.allow_unmatched, self.equal) + undone
@@ -482,7 +482,8 @@ def design_of(
 
 
 def _read(name: str, value: Any) -> Any:
-    """Returns a field as a design keeps it: text converted to its value, lists as tuples. Raises RequestError."""
+    """Returns the value of the design's field `name` in its stored form: text converted to its value, lists as tuples.
+    Raises RequestError for an invalid value."""
     if isinstance(value, str):
         value = READERS[name](value, field=name)
     if name not in ("looks", "log_to"):
@@ -493,8 +494,8 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _changed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a recipe that differ from the default, and the context if it is given. Raises
-    RequestError."""
+    """Returns the fields of a recipe that differ from its defaults, and the context if it is given. Raises RequestError
+    for a field that a recipe does not have."""
     given = {name: value for name, value in given.items() if value is not None or name != "context"}
     made, usual = Recipe.of(**{**given, "steps": 1}), recipe_defaults()
     return {name: value for name in given if (value := getattr(made, name)) != usual[name] or name == "context"}
@@ -502,7 +503,7 @@ def _changed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def from_tree(tree: object, verb: str, where: str, make: Callable[..., Any]) -> Any:
     """Returns `make(**fields)` for the fields of a design.yaml, whose content is `tree`. Raises RequestError, which
-    names the file `where`, for wrong fields and a design of another verb than `verb`."""
+    names the file `where`, for wrong fields and for a design of another verb than `verb`."""
     file = f"{where}: " if where else ""
     if not isinstance(tree, Mapping) or not all(isinstance(name, str) for name in tree):
         raise RequestError(

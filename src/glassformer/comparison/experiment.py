@@ -49,7 +49,7 @@ class Saved(Protocol):
 
 
 def checked_folder(out: str | Path) -> Path:
-    """Returns `out` as a path. Raises RequestError for an empty name."""
+    """Returns the output folder `out` as a path. Raises RequestError for an empty name."""
     if not str(out):
         raise RequestError("--out is empty; name a folder", code="missing", field="out", value="", expected="a folder")
     return Path(out)
@@ -66,7 +66,8 @@ def run_command(file: Path, *options: str) -> str:
 
 
 def again(design: Design, folder: Path) -> dict[str, str]:
-    """Returns commands for what a page does not show: more seeds, a watched run, tuned rates."""
+    """Returns {purpose: command} of the runs that a report page offers to repeat a comparison with more seeds, observed
+    during training, or with tuned learning rates; {} if its text was in memory."""
     if design.data is None:
         return {}
     found = {
@@ -213,7 +214,7 @@ def read_text(design: Design, tokenizer: Any, notify: Notify, folder: Path) -> T
 
 
 def duration(minutes: float, runs: int) -> str:
-    """Returns the first half of a sentence about the duration of runs that train for `minutes` each.
+    """Returns the first half of a sentence on how long runs take that train for `minutes` minutes each.
 
     >>> duration(1, 2)
     '2 runs train for 1 minute each, and starting and measuring one takes 10 to 30 seconds more'
@@ -222,7 +223,7 @@ def duration(minutes: float, runs: int) -> str:
 
 
 def trained(minutes: float, runs: int) -> str:
-    """Returns a clause about the duration of training.
+    """Returns a clause on how long each of `runs` runs trains.
 
     >>> trained(0.5, 1)
     'the run trains for 0.5 minutes'
@@ -232,9 +233,10 @@ def trained(minutes: float, runs: int) -> str:
 
 
 def as_before(design: Design, folder: Path, executor: Executor) -> tuple[Design, tuple[str, ...]]:
-    """Returns (design, names) for a budget in minutes, which sets the fields DECIDED of the recipe: the design with the
-    values that an earlier comparison in the folder derived, and the names of fields still to be derived. Fields that
-    the design or an arm sets are neither replaced nor named."""
+    """Returns (design, names of recipe fields still to be derived). With a budget in minutes, the batch size and the
+    tokens of an evaluation (`training.pace.DECIDED`) are derived from the machine's speed; values that an earlier
+    comparison in the folder derived are put into the returned design. Fields that the design or an arm sets are
+    neither replaced nor named."""
     if design.minutes is None or not executor.here or executor.shared:
         return design, ()
     named = {*design.recipe, *(name for arm in design.arms for name in arm.recipe)}
@@ -258,7 +260,8 @@ def _trained(
     effect: float | None,
     origin: Saved,
 ) -> Results:
-    """Trains the missing runs; rewrites results.json and the report after each."""
+    """Trains the runs that are missing in `results`, rewriting results.json and the report after each, and returns the
+    completed results."""
     begun, found = results, {}
     try:
         with only_writer(folder), interruptible():

@@ -58,8 +58,8 @@ def seeds_before(folder: Path) -> int:
 
 
 def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Returns (numbers of seeds at which verdicts were read, planned numbers). Raises RequestError if a verdict has
-    been read and the plan differs from the earlier one."""
+    """Returns (numbers of seeds at which verdicts were read earlier, planned numbers). Raises RequestError if a verdict
+    has been read and the plan differs from the earlier one."""
     held, plan = read_results(folder), sorted(set(planned))
     if held is None:
         return [], plan
@@ -125,14 +125,15 @@ def _refuse_another(folder: Path, run: dict[str, Any], wanted: dict[str, Any]) -
 
 
 def compiled_before(folder: Path) -> bool | None:
-    """Returns the `compile` of the runs in the folder; None if it has no runs, or they do not record it."""
+    """Returns True if the earlier runs in the folder were compiled, False if not; None if it has no runs, or they do
+    not record it."""
     found = (request.get("recipe") for request in _begun(folder, {}))
     return next((recipe["compile"] for recipe in found if isinstance(recipe, dict) and "compile" in recipe), None)
 
 
 def _begun(folder: Path, places: dict[Path, str]) -> Iterator[dict[str, Any]]:
-    """Yields the request.json of every run in the folder. `places` maps the folders of requested runs to their names;
-    raises RequestError if one of these holds a file of another model, or an unreadable one."""
+    """Yields the content of request.json of every run in the folder. `places` maps the folders of requested runs to
+    their names; a file of another model there, or an unreadable one, raises RequestError."""
     for path in sorted(folder.glob(f"runs/*/{REQUEST}")):
         request = read_request(path.parent)
         name = request.get("name")

@@ -20,7 +20,8 @@ NOTE = "All arms start from pretrained weights: seeds differ only in the order o
 
 
 def check_begun(models: Sequence[object], tokenizer: object) -> None:
-    """Raises RequestError if a model is not an expression, which names weights, or if a tokenizer is given."""
+    """Raises RequestError if a model of a comparison from pretrained weights is not an expression, which names weights,
+    or if a tokenizer is given."""
     if other := next((model for model in models if not isinstance(model, str)), None):
         message = "--pretrained starts from the checkpoints that expressions name; give a name or a path, not a config"
         raise RequestError(message, code="type", field="pretrained", value=type(other).__name__, expected="expressions")
@@ -51,7 +52,7 @@ def loaded_arms(models: Mapping[str, str]) -> dict[str, Loaded]:
 
 
 def trained_arm(expression: str, tokenizer: str | Tokenizer) -> tuple[ModelConfig, Tokenizer, Pretrained]:
-    """Returns the config, tokenizer and weights that an expression names."""
+    """Loads the checkpoint that an expression names; returns its config, tokenizer and weights."""
     check_begun([expression], tokenizer)
     found = loaded_arms({expression: expression})
     loaded = found[expression]
@@ -59,14 +60,14 @@ def trained_arm(expression: str, tokenizer: str | Tokenizer) -> tuple[ModelConfi
 
 
 def tokenizer_of(found: Mapping[str, Loaded]) -> Tokenizer:
-    """Returns the tokenizer that all loaded arms share."""
+    """Returns the tokenizer that the loaded models of all arms share."""
     tokenizer = next(iter(found.values())).tokenizer
     assert tokenizer is not None  # `loaded_arms` refuses an arm without a tokenizer
     return tokenizer
 
 
 def beginnings(found: Mapping[str, Loaded], folder: Path) -> dict[str, tuple[Pretrained, PretrainedPlace]]:
-    """Returns for each expression its weights, and the file in the comparison's folder for its runs to read."""
+    """Returns {expression: (its initial weights, file of them in the comparison's folder for its runs)}."""
     made = {}
     for name, loaded in found.items():
         weights = Pretrained.of(loaded.model, name)
@@ -76,5 +77,5 @@ def beginnings(found: Mapping[str, Loaded], folder: Path) -> dict[str, tuple[Pre
 
 
 def adapted_notes(found: Mapping[str, Loaded]) -> list[str]:
-    """Returns one sentence for each difference from the checkpoints."""
+    """Returns notes for the report, a sentence for each way in which a loaded model differs from its checkpoint."""
     return [NOTE, *(f"{name}: {words}." for name, loaded in found.items() for words in loaded.adapted)]

@@ -27,7 +27,7 @@ Curve = Mapping[int, Sequence[float]]
 
 @dataclass(frozen=True)
 class Choice:
-    """The best rate of an arm, as a power of FACTOR that need not be an integer."""
+    """Best learning rate of an arm: the default rate times a power of FACTOR, which need not be an integer power."""
 
     power: float
     best: int
@@ -37,7 +37,7 @@ class Choice:
 
     @property
     def between(self) -> bool:
-        """True if the chosen rate is between rates that were tried."""
+        """True if the chosen learning rate is between two that were tried."""
         return self.power != self.best
 
 
@@ -48,8 +48,9 @@ def best(curve: Curve) -> int:
 
 
 def choose(curve: Curve) -> Choice:
-    """Returns the minimum of the parabola through the mean losses, against the logarithm of the rate, of the best rate
-    and its two neighbours. Returns the best rate itself if it is at an edge, or if one of the three diverged."""
+    """Returns the learning rate at the minimum of the parabola through the mean losses, against the logarithm of the
+    rate, of the best rate tried and its two neighbours. Returns the best rate itself if it is at an edge, or if one
+    of the three diverged."""
     middle = best(curve)
     settled = min(curve) < middle < max(curve)
     left, centre, right = (fmean(curve.get(power, [math.inf])) for power in (middle - 1, middle, middle + 1))

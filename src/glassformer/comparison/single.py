@@ -154,7 +154,7 @@ class SingleRun:
         command: str = "",
         **fields: Any,
     ) -> Self:
-        """Makes a run from the arguments of `train`. Raises RequestError."""
+        """Makes a run from the arguments of `train`. Raises RequestError for an invalid request."""
         began = time.perf_counter()
         if log_to and out is None:
             message = "log_to writes into the run folder; name one in out"
@@ -248,13 +248,14 @@ class SingleRun:
         return done
 
     def note_unused(self, notify: Notify) -> None:
-        """Reports that the weights named by the expression are not used."""
+        """Reports that the run draws its own initial weights although its model's expression names a checkpoint."""
         if self.unused:
             words = f"the weights of {self.name} are not used; --pretrained (pretrained=True) starts from them"
             notify(events.StageEvent(words=words))
 
     def decided(self, request: Request) -> tuple[Request, str]:
-        """Returns the request with the fields that a budget in minutes sets, and a sentence about its duration."""
+        """Returns the request with the fields that a budget in minutes derives from the machine's speed, the batch size
+        and the tokens of an evaluation, and a sentence on how long the run takes."""
         if not self.free or request.groups.world > 1 or request.found is not None:
             return request, ""
         models = {self.name: (request.config, request.recipe)}
@@ -264,7 +265,8 @@ class SingleRun:
 
 
 def _as_begun(fields: dict[str, Any], overrides: Mapping[str, str], out: str | Path | None) -> dict[str, Any]:
-    """Returns the fields together with those that the run in `out` derived from its budget, except where overridden."""
+    """Returns the recipe's `fields`, completed by those that the run in `out` derived from its budget, except fields in
+    `overrides`."""
     path = Path(out or "") / "recipe.yaml"
     if out is None or fields.get("minutes") is None or not path.is_file():
         return fields
@@ -275,7 +277,7 @@ def _as_begun(fields: dict[str, Any], overrides: Mapping[str, str], out: str | P
 def _begun(
     model: ModelLike, expression: str | None, tokenizer: str | Tokenizer
 ) -> tuple[ModelConfig, Tokenizer | str, Pretrained]:
-    """Returns config, tokenizer and weights of the model that training starts with."""
+    """Returns (config, tokenizer, weights) of the model that training starts from."""
     if expression is not None:
         return trained_arm(expression, tokenizer)
     if has_weights(model):
@@ -288,7 +290,7 @@ def _begun(
 
 
 def begin(name: str, request: Request, notify: Notify, how: str = "") -> None:
-    """Reports which model is about to be trained, and on which text."""
+    """Reports the model that is about to be trained, its size, and its text."""
     config, text = request.config, request.text
     params, active = config.num_params(embeddings=False), config.active_params(embeddings=False)
     met = "" if active == params else f" ({active:,} for each token)"
@@ -302,7 +304,7 @@ def begin(name: str, request: Request, notify: Notify, how: str = "") -> None:
 
 
 def telling(name: str, seed: int, notify: Notify) -> Callable[[Report], None]:
-    """Returns a function that turns the reports of a run into events."""
+    """Returns a function that turns the progress reports of a run into events for `notify`."""
 
     def tell(report: Report) -> None:
         for event in report.events:

@@ -64,7 +64,8 @@ def write(results: Results, folder: Path) -> None:
 
 
 def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]]:
-    """Returns, for a budget in minutes, the budget with the mean time of each arm, and a note if these differ."""
+    """Returns (budget, notes): for a budget in minutes, with the mean training time of each arm, and a note if these
+    times differ."""
     if budget.match != "minutes":
         return budget, []
     seconds: dict[str, list[float]] = {}
@@ -76,14 +77,14 @@ def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]
 
 
 def trained_on(runs: Sequence[RunResult], here: MachineRecord) -> MachineRecord:
-    """Returns the machine to name in the results: this one, unless all runs were trained elsewhere."""
+    """Returns the machine that the results name: `here`, this one, unless all runs were trained on another."""
     elsewhere = [run.machine for run in runs if run.status != "failed" and run.machine.root]
     return elsewhere[0] if elsewhere and not any(one.like(here) for one in elsewhere) else here
 
 
 def barely_trained(runs: Sequence[RunResult]) -> list[str]:
-    """Returns a note if models have barely learned from context, so that the verdict does not carry over to trained
-    models."""
+    """Returns a note if models have barely learned from context, because the verdict then need not hold for trained
+    models; otherwise []."""
     losses = {
         name: fmean(run.validation.loss for run in runs if run.name == name and run.validation is not None)
         for name in barely_learned(runs, dict.fromkeys(run.name for run in runs))
@@ -114,8 +115,9 @@ def busy(runs: Sequence[RunResult]) -> list[str]:
 
 
 def other_machines(runs: Sequence[RunResult], why: str | None, timeless: bool) -> list[str]:
-    """Returns a note if the runs' speeds are not comparable, with the runs that are on another machine than most. The
-    note adds that a budget in minutes then gives no verdict, unless `timeless`."""
+    """Returns a note if the runs' speeds cannot be compared for the reason `why`; otherwise []. It names the runs that
+    were trained on another machine than most. If the budget is in minutes (`timeless` is False), it adds that no
+    verdict is given."""
     if why is None:
         return []
     told = [run for run in runs if run.status != "failed"]

@@ -71,7 +71,8 @@ def reach_table(named: list[tuple[str, RunResult]]) -> TextTable:
 
 
 def unreached(runs: Iterable[RunResult]) -> Iterator[str]:
-    """Yields why models have no loss at multiples of their training context, once for each reason."""
+    """Yields sentences on the reasons why models have no loss at multiples of their training context, each reason
+    once."""
     told: dict[str, dict[str, None]] = {}
     for run in runs:
         for row in run.extrapolation:

@@ -22,7 +22,7 @@ def terms(results: Results, runs: Sequence[RunResult], names: Sequence[str]) -> 
 
 
 def barely_learned(runs: Sequence[RunResult], names: Iterable[str]) -> list[str]:
-    """Returns the arms for which most runs have barely learned from context."""
+    """Returns the names of the arms for which most runs have barely learned from context."""
     found = []
     for name in names:
         ended = [run.validation.barely_learned for run in runs if run.name == name and run.validation is not None]
@@ -32,7 +32,7 @@ def barely_learned(runs: Sequence[RunResult], names: Iterable[str]) -> list[str]
 
 
 def unit(runs: Sequence[RunResult]) -> str:
-    """Returns the unit of the held-out loss; empty if the objective is not in nats."""
+    """Returns the unit of the held-out loss as text; empty if the objective is not in nats."""
     return UNITS["validation.loss"] if Recipe.of(**runs[0].recipe).objective.in_nats else ""
 
 

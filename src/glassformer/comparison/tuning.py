@@ -160,8 +160,8 @@ class _Work:
         return self.compare(arms, folder, self.fresh, looks=self.design.looks, **options)
 
     def before(self, found: Tuning) -> Tuning:
-        """Returns the tuning record in the folder, with its verdicts, if it has the arms and rates of `found`;
-        otherwise `found`."""
+        """Returns the tuning record that the folder holds, with its verdicts, if it has the arms and rates of `found`;
+        otherwise `found` itself."""
         results = read_results(self.folder)
         held = None if results is None else results.tuning
         if held is None or not held.tuned:
@@ -180,7 +180,8 @@ class _Work:
         origin: Saved | None = None,
         **changes: Any,
     ) -> Results:
-        """Carries out a comparison that is part of the tuned one: its design with these arms, seeds and `changes`."""
+        """Trains a comparison that is part of the tuned one, the tuned design with these arms, seeds and `changes`, and
+        returns its results."""
         plain = {"tune": False, "within": None, "looks": (), "seed": seeds.start, "seeds": len(seeds), **changes}
         if self.design.minutes is not None:  # the same for all trials
             plain = {**{name: getattr(self.design.common, name) for name in DECIDED}, **plain}
@@ -249,7 +250,7 @@ class _Work:
         return results
 
     def held(self) -> list[int]:
-        """Returns the rates, as powers of FACTOR, at which an earlier call trained runs."""
+        """Returns the learning rates, as powers of FACTOR, at which runs of an earlier call exist in the folder."""
         results = read_results(self.folder / TRIALS)
         asked = {name for name, _ in results.asked} if results else set()
         reach = range(START[0] - EXTENSIONS, START[-1] + EXTENSIONS + 1)
@@ -267,8 +268,8 @@ class _Work:
         }
 
     def without_notes(self, event: Event) -> None:
-        """Passes an event on without the notes of a trial: that an arm has its own learning rate is intended here, and
-        other notes come with the verdict."""
+        """Passes an event on, without its notes if it ends a trial: a note that each arm has its own learning rate is
+        superfluous here, and the verdict repeats the others."""
         self.notify(event.model_copy(update={"notes": []}) if isinstance(event, Begin) else event)
 
     def refuse_unsettled(self, curves: Mapping[str, Curve], choices: Mapping[str, Choice]) -> None:
@@ -290,7 +291,8 @@ class _Work:
     # Time
 
     def announce(self, grid: Sequence[int], seconds: Mapping[str, float] | None) -> None:
-        """Reports the runs to come; raises RequestError if they take longer than `design.within` minutes."""
+        """Reports the runs to come and how long they take; raises RequestError if they take longer than `design.within`
+        minutes."""
         left = {arm: max(0, len(grid) * TUNING_SEEDS + 2 * len(self.fresh) - self.ended(arm)) for arm in self.configs}
         runs = sum(left.values())
         design = (
@@ -317,7 +319,7 @@ class _Work:
             self.notify(StageEvent(words=f"{design}: {plural(runs, 'run')} to come, about {_words(whole)}{more}"))
 
     def ended(self, arm: str) -> int:
-        """Returns the number of an arm's runs, at any rate, that need not be trained again."""
+        """Returns the number of an arm's runs, over all rates, that are finished and need not be trained again."""
         found = (read_results(place) for place in (self.folder / TRIALS, self.folder, self.folder / USUAL))
         runs = [run for results in found if results is not None for run in results.runs if run.status != "failed"]
         return sum(run.name == arm or run.name.startswith(f"{arm}+recipe.learning_rate=") for run in runs)
@@ -411,7 +413,7 @@ def _mean(results: Results, name: str) -> float | None:
 
 
 def _verdicts(results: Results, names: Mapping[str, str]) -> list[Verdict]:
-    """Returns the verdicts with the arms' requested names."""
+    """Returns the verdicts of a comparison with the arms renamed to their requested names, without the tuned rate."""
     return [one.changed(a=names.get(one.a, one.a), b=names.get(one.b, one.b)) for one in results.verdicts]
 
 
@@ -420,7 +422,7 @@ def _minutes(results: Results) -> float:
 
 
 def _budget(results: Results) -> str:
-    """Returns the budget of each run as text."""
+    """Returns the budget of each run of a comparison as text."""
     budget = results.budget
     amounts = {"tokens": budget.tokens, "FLOPs": budget.flops, "minutes": budget.minutes}
     return " and ".join(f"{amount:,.6g} {unit}" for unit, amount in amounts.items() if amount is not None)
@@ -440,7 +442,7 @@ def _listed(seeds: range) -> str:
 
 
 def _read_rates(path: Path) -> dict[str, float]:
-    """Returns the stored tokens per second; {} if the file cannot be read."""
+    """Returns the training speeds that the file stores, {arm: tokens per second}; {} if it cannot be read."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         return {str(arm): float(rate) for arm, rate in tree.items() if 0 < float(rate) < math.inf}

@@ -165,7 +165,7 @@ def begun(
     command: str | None = None,
     origin: Any = None,
 ) -> Comparison:
-    """Carries out a design, tuned or not, in the folder `out` or in a temporary folder."""
+    """Carries out a comparison, tuned or not as its design says, in the folder `out` or in a temporary folder."""
     work: Callable[..., Comparison] = tuned if design.tune else carry_out
     with shown(progress) as notify, place_of_work(out) as place:
         found = work(design, text, place, notify=notify, executor=executor, command=command, origin=origin)
