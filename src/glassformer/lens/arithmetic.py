@@ -40,9 +40,9 @@ class ProductFactors:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Formula of a step's values; `cell` returns the computation of one element as text, and `factors` the two factors
-    for a head, None if the formula is not a product. `before` has scores before the mask; None if they are unknown, or
-    not masked."""
+    """Formula of a step's values. `cell` returns the computation of one element as text; `factors` returns, for a head,
+    the two matrices whose product the values are, None if the formula is not a product. `before` has scores before
+    the mask; None if they are unknown, or not masked."""
 
     formula: str
     cell: Cell
@@ -64,7 +64,7 @@ class Sources:
     inputs: Sequence[Tensor]
 
     def latest(self, key: str) -> Tensor | None:
-        """Returns the latest value with a key such as scores; None without one."""
+        """Returns the value recorded last under a key such as "scores"; None if no value has the key."""
         return next((value for name, _, value in reversed(self.seen) if name == key), None)
 
 
@@ -84,14 +84,15 @@ def signed(value: float) -> str:
 
 
 def close(found: Tensor, value: Tensor) -> bool:
-    """Returns True if the values `found` by a formula equal the model's `value`, up to `CLOSE`."""
+    """Returns True if `found`, the values that a formula gives, equal the model's `value`, up to `CLOSE`."""
     if found.shape != value.shape:
         return False
     return bool((found - value).abs().max() <= CLOSE * value.abs().max().clamp_min(1e-6))
 
 
 def dot(a: Tensor, b: Tensor, added: float = 0.0) -> str:
-    """Returns a . b + added as text with numbers, of many terms only the first: 0.5·0.2 + (−0.1)·0.4 = 0.06."""
+    """Returns the computation of a . b + added as text with numbers, such as 0.5·0.2 + (−0.1)·0.4 = 0.06; of many
+    terms, only the first are written."""
     shown = TERMS if len(a) > WRITTEN else len(a)
     terms = [f"{signed(x)}·{signed(y)}" for x, y in zip(a[:shown].tolist(), b[:shown].tolist(), strict=True)]
     if shown < len(a):
@@ -102,7 +103,7 @@ def dot(a: Tensor, b: Tensor, added: float = 0.0) -> str:
 
 
 def flat(x: Tensor) -> Tensor:
-    """Returns x (s, ...) as (s, width)."""
+    """Returns x (s, ...) reshaped to (s, width)."""
     return x.reshape(len(x), -1)
 
 
@@ -122,7 +123,7 @@ def explained(sources: Sources, key: str, axes: str, value: Tensor) -> Arithmeti
 
 
 def _scores(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
-    """Yields scores = q k^T scale, plus a position bias."""
+    """Yields the arithmetic scores = q k^T scale, plus a position bias if there is one, if it gives the value."""
     if key != "scores" or sources.part is None or sources.part.dot_product is None:
         return
     product, q, k = sources.part.dot_product, _turned(sources, "q"), _turned(sources, "k")
@@ -152,12 +153,13 @@ def _scores(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Ar
 
 
 def _turned(sources: Sources, part: str) -> Tensor | None:
-    """Returns the last recorded q or k (`part`): after the norm and rotation, if any, that follow its projection."""
+    """Returns the q or k (`part`) that enters the scores: the one recorded last, so after norm and rotation, if the
+    mixer has them."""
     return next((value for name, _, value in reversed(sources.seen) if name.rpartition(":")[2] == part), None)
 
 
 def _softmax(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
-    """Yields a softmax of scores."""
+    """Yields the arithmetic of a softmax of the scores, if it gives the value."""
     scores = sources.latest("scores")
     if key != "pattern" or scores is None or not close(scores.softmax(-1), value):
         return
@@ -177,7 +179,7 @@ def share(logits: Tensor, at: int) -> str:
 
 
 def _weighted(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
-    """Yields z = pattern v."""
+    """Yields the arithmetic z = pattern v, if it gives the value."""
     pattern, v = sources.latest("pattern"), sources.latest("v")
     if key != "z" or pattern is None or v is None or pattern.shape[-1] != len(v):
         return
@@ -196,7 +198,8 @@ def _weighted(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[
 
 
 def _product(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
-    """Yields value = x W + b for a matrix of the part and an earlier value x."""
+    """Yields the arithmetic value = x W + b for a matrix of the step's part and an earlier value x, if it gives the
+    value."""
     if sources.part is None or axes[0] != "s" or "t" in axes:
         return
     matrices: dict[str, Matrix] = sources.part.matrices()
@@ -233,14 +236,14 @@ def _linear(
 
 
 def symbol(key: str) -> str:
-    """Returns the letter of a value in a formula."""
+    """Returns the letter that denotes the value `key` in formulas."""
     if key.startswith("resid_") or key in ("embed", "embedding", "x"):
         return "x"
     return "x̂" if key.endswith("norm") else key.rpartition(":")[2]
 
 
 def _norm(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
-    """Yields the arithmetic of RMSNorm or LayerNorm for a module with one input."""
+    """Yields the arithmetic of RMSNorm or LayerNorm for a module with one input, if it gives the value."""
     if sources.module is None or len(sources.inputs) != 1 or sources.inputs[0].shape != value.shape:
         return
     (x,) = sources.inputs
@@ -274,7 +277,8 @@ def _normed(x: Tensor, mean: Tensor, size: Tensor, weight: Tensor, bias: Tensor,
 
 
 def _rotation(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
-    """Yields the rotation of pairs of features by an angle that depends on position and pair only."""
+    """Yields the arithmetic of a rotation of pairs of features by an angle that depends on position and pair only, if
+    it gives the value."""
     if sources.module is None or value.dim() != 3:
         return
     x = next((one for one in sources.inputs if one.shape == value.shape and _same_lengths(one, value)), None)
@@ -313,7 +317,7 @@ def _turn(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> 
 
 
 def _activation(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
-    """Yields hidden = phi(gate) up, or phi(up)."""
+    """Yields the arithmetic of an FFN's activation, hidden = phi(gate) up or phi(up), if it gives the value."""
     gate, up = sources.latest("gate"), sources.latest("up")
     if key != "hidden" or up is None or up.shape != value.shape or value.dim() != 2:
         return
@@ -334,7 +338,8 @@ def _activation(sources: Sources, key: str, axes: str, value: Tensor) -> Iterato
 
 
 def _sum(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
-    """Yields value = a + r b for two earlier values of its shape, such as the stream and a branch."""
+    """Yields the arithmetic value = a + r b for two earlier values of equal shape, such as the stream and a branch, if
+    it gives the value."""
     if value.dim() != 2:
         return
     alike = [(name, one) for name, _, one in sources.seen if one.shape == value.shape and one.dim() == 2]
@@ -356,7 +361,7 @@ def _sum(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arith
 
 
 def _scaled(sources: Sources, key: str, axes: str, value: Tensor) -> Iterator[Arithmetic]:
-    """Yields value = r x of the latest value of its shape."""
+    """Yields the arithmetic value = r x for the latest value x of equal shape, if it gives the value."""
     x = next((one for _, _, one in reversed(sources.seen) if one.shape == value.shape), None)
     if x is None or "t" in axes:
         return
@@ -390,7 +395,7 @@ def lookup(tokens: Tensor, table: Tensor, x: Tensor) -> Arithmetic | None:
 
 
 def masked(before: Tensor, scores: Tensor) -> Arithmetic:
-    """Returns the arithmetic of masked scores (n, s, t), from those before the mask."""
+    """Returns the arithmetic of masked scores (n, s, t), computed from the scores before the mask."""
 
     def cell(head: int, row: int, column: int) -> str:
         found = float(scores[head, row, column])

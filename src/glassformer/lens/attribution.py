@@ -36,8 +36,8 @@ MOST_BARS = 14
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LogitAttribution(Reading):
-    """Contributions of the parts of a model to the logit of `token`, or to its lead over the logit of `against`, at a
-    position.
+    """Contributions of a model's parts to the logit of `token` at a position; with `against`, to its lead over the
+    logit of that token.
 
     `embed`; `heads` (l, n), zero if a layer has fewer, and a mixer without heads counts as one; `ffn` (l,), zero
     without one; `biases` (l,), of W_O and of the norms in the layer; `bias`, of the final norm and the head. `total` is
@@ -148,8 +148,8 @@ def logit_attribution(
 
 
 def _attribute(module: Model, seen: dict[str, Tensor], token: int, against: int | None) -> dict[str, Any]:
-    """Returns the fields of a `LogitAttribution` that hold contributions, computed from the values `seen` of the sites
-    at one position."""
+    """Returns the contributions to a token's logit, as the fields of a `LogitAttribution`, from `seen`: the values of
+    the sites at one position."""
     direction, own = _reads(module, token)
     if against is not None:
         other, less = _reads(module, against)
@@ -181,7 +181,8 @@ def _reads(module: Model, token: int) -> tuple[Tensor, Tensor]:
 
 
 def _held(norm: Any, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (direction, constant) before the norm, as `Norm.held`; for None, no norm, the direction itself and 0."""
+    """Returns (direction, constant) before a norm with its scale held, as `Norm.held`: the output along `direction` is
+    the input along the returned direction, plus the constant. Without a norm (None), the direction itself and 0."""
     return (direction, direction.new_zeros(())) if norm is None else norm.held(x, direction)
 
 
@@ -194,7 +195,8 @@ class _Layer:
 
 
 def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) -> _Layer:
-    """Returns the contributions of a layer's heads, FFN and biases along a direction of the stream after the layer."""
+    """Returns what a layer contributes to the stream after it along `direction`: the shares of its heads, FFN and
+    biases."""
     wiring: Any = block.residual
     if wiring.norms_stream is None:
         raise RequestError(
@@ -221,8 +223,8 @@ def _through(block: Block, at: str, seen: dict[str, Tensor], direction: Tensor) 
 def _branch(
     wiring: Any, name: str, stream: Tensor | None, out: Tensor, direction: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (along, below, constant) of one branch: the stream after it, along `direction`, is the branch's output
-    along `along`, plus the stream before it along `below`, plus a constant."""
+    """Returns the directions (u, w) and a constant that split the stream after a branch: its part along `direction` is
+    the branch's output along u, plus the stream before the branch along w, plus the constant."""
     below, constant, norms = direction, direction.new_zeros(()), dict(wiring.named_children())
     if wiring.norms_stream:
         assert stream is not None, "a wiring that norms the stream between its branches has a resid_mid"

@@ -100,8 +100,8 @@ def attention_distance(model: Model, tokens: Int[Tensor, "b s"]) -> AttentionDis
 
 
 class Distances:
-    """Observer of an attention pattern that sums each head's weights, and weights times distances: over all keys, and
-    over all but the first."""
+    """Observer of an attention pattern that sums, for each head, the weights and the weights times distances: over all
+    keys, and over all but the first."""
 
     def __init__(self) -> None:
         self.sums: dict[int, list[Tensor]] = {}
@@ -117,7 +117,7 @@ class Distances:
             self.sums[since] = new if before is None else [a + b for a, b in zip(before, new, strict=True)]
 
     def mean(self, since: int) -> Tensor:
-        """Returns the mean distance (heads,) of the keys from position `since` on; 0 for a head that gives them no
-        weight."""
+        """Returns each head's mean distance (heads,) to the keys from position `since` on; 0 for a head that gives
+        these keys no weight."""
         far, mass = self.sums[since]
         return far / mass.clamp(min=1e-12)

@@ -43,7 +43,7 @@ def ablate_heads(layer: int, heads: Indices, by: Literal["zero", "mean"] = "zero
 
 
 def mean_over_tokens(z: Tensor) -> Tensor:
-    """Returns z (b, s, n, h) with each head's values replaced by their mean over batch and tokens."""
+    """Returns z (b, s, n, h) with each head's vectors replaced by their mean over batch and tokens."""
     if z.shape[0] * z.shape[1] == 1:
         raise RequestError(
             "by='mean': this pass has one token, whose mean it is; use by='zero', or gf.lens.replace",
@@ -180,7 +180,8 @@ def _patch(name: str, stored: Tensor, positions: Indices | None, heads: Indices 
 def _edit(
     site: str, change: Callable[[Tensor], Tensor], positions: Indices | None = None, heads: Indices | None = None
 ) -> Edit:
-    """Returns an edit that applies `change` to the part of a site's value at these positions and heads."""
+    """Returns an edit that applies `change` to a part of a site's value: at these positions and heads (None for
+    all)."""
     choose = _chosen(site, positions, heads)
 
     def edited(x: Tensor) -> Tensor:
@@ -192,8 +193,8 @@ def _edit(
 
 
 def _chosen(site: str, positions: Indices | None, heads: Indices | None) -> Callable[[Tensor], tuple[Any, ...]]:
-    """Returns a function from a site's value to the index of the part at these positions and heads. Raises RequestError
-    for heads at a site without heads."""
+    """Returns a function from a site's value to the index that selects these positions and heads in it. Raises
+    RequestError for heads at a site without heads."""
     axes = AXES.get(site.rpartition(".")[2], "bs")
     along_heads = head_axis(axes)
     if heads is not None and along_heads is None:

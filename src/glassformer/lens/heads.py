@@ -129,8 +129,8 @@ def repeated_tokens(vocab_size: int, length: int, batch: int, seed: int) -> Int[
 
 
 class Masses:
-    """Observer of an attention pattern that keeps each head's mean attention to the position of each kind of score:
-    kind -> (heads,)."""
+    """Observer of an attention pattern that measures each head's mean attention to the position that a kind of score
+    asks for, such as the previous token: kind -> (heads,)."""
 
     def __init__(self, kinds: Sequence[str], length: int):
         # Kind -> (distance back, None for the start of the text; first query that has it).

@@ -24,7 +24,7 @@ dominate their root mean square."""
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Statistics of the attention map of one head, as `glassformer.dynamics` defines them.
+    """Statistics of one head's attention map, as `glassformer.dynamics` defines them.
 
     `attention_entropy` is normalised, 0 to 1. The masses are the mean weight that queries give to the first token, to
     the previous token, to themselves, and to the one other token with most weight."""
@@ -43,7 +43,7 @@ class HeadMap:
 
     @property
     def rests(self) -> bool:
-        """True if the head is a sink: it gives most of its weight to the first token."""
+        """True if the head is an attention sink: it gives most of its weight to the first token."""
         return self.sink_mass > SINK
 
     @property
@@ -53,8 +53,9 @@ class HeadMap:
 
     @property
     def elsewhere(self) -> float:
-        """Strength of content-dependent attention: 1 minus the four masses, times 1 - entropy. The masses overlap (the
-        first token's attention to itself is in two), so for a short text this is a lower bound."""
+        """Strength of content-dependent attention: 1 minus the mean weights on the first, previous, same and favourite
+        token, times 1 - entropy. The four weights overlap (the first token's attention to itself is in two), so for
+        a short text this is a lower bound."""
         rest = 1 - self.sink_mass - self.previous_mass - self.self_mass - self.stripe_mass
         return max(0.0, rest) * (1 - self.attention_entropy) if math.isfinite(rest) else 0.0
 
@@ -80,7 +81,7 @@ class LayerMaps:
 
     @cached_property
     def rest(self) -> Tensor:
-        """Weight (n + 1, s) that each query gives to all tokens that are not in `keys`."""
+        """Weight (n + 1, s) that each query gives in total to the tokens that are not listed in `keys`."""
         return (1 - self.weights.sum(-1)).clamp(min=0)
 
 
@@ -101,8 +102,9 @@ class Crossing:
 
 @dataclass(frozen=True, eq=False)
 class Effective:
-    """Some maps of a layer whose mixer has no softmax: `maps` (k, S, T), |weight| over the largest of each map,
-    `largest`; a cell has the largest of tile x tile tokens. Rows need not sum to one."""
+    """Effective attention maps of a layer whose mixer has no softmax, for some of its heads or channels: `maps` (k, S,
+    T), |weight| divided by the largest of each map, `largest`; a cell has the largest of tile x tile tokens. Rows
+    need not sum to one."""
 
     maps: Tensor
     tile: int
@@ -177,7 +179,8 @@ class Inspected:
 
     @cached_property
     def loss(self) -> Tensor:
-        """Loss (s,) of each token in nats; NaN for the tokens of a prefix, and for the first token of a causal text."""
+        """Loss (s,) of predicting each token, in nats; NaN for the tokens of a prefix, and for the first token of a
+        causal text."""
         last = self.depth_loss[-1]
         return torch.cat([last.new_full((1,), math.nan), last[:-1]]) if self.causal else last
 
@@ -187,15 +190,14 @@ class Inspected:
 
     @cached_property
     def settled(self) -> float:
-        """Number of the first depth after which the most likely token does not change any more, the median over
-        positions."""
+        """Depth at which the final most likely token is reached and kept, the median over positions."""
         first = self.top_ids[:, :, 0]
         same = (first == first[-1]).flip(0).long().cumprod(0).sum(0)
         return statistics.median((len(first) - same).tolist())
 
     def notable(self, count: int = 5) -> dict[str, list[HeadMap]]:
-        """Returns {kind: heads}, at most `count` for each kind, strongest first: heads that rest on the first token,
-        attend to the previous token, to themselves, or depending on content."""
+        """Returns {kind: heads}, at most `count` heads of each kind, strongest first: heads that attend to the first
+        token, to the previous token, to the query's token itself, or depending on content."""
         kinds = {
             "first token": (SINK, lambda head: head.sink_mass),
             "token before": (WATCHES, lambda head: head.previous_mass),
@@ -226,24 +228,24 @@ class Inspected:
         return tuple(sorted(found, key=lambda one: one.ratio, reverse=True))
 
     def looked_at(self, layer: int, head: int, position: int, count: int = 3) -> list[tuple[int, float]]:
-        """Returns [(token, weight)] of the `count` keys to which the query at `position` gives most weight, exactly;
-        head -1 is the mean of the heads. `LayerMaps.rest` is the weight of all other keys."""
+        """Returns [(key's index, weight)] of the `count` tokens to which the token at `position` attends most, with
+        exact weights; head -1 is the mean of the heads. `LayerMaps.rest` is the weight of all other keys."""
         kept = self.attention[layer]
         pairs = zip(kept.keys[head, position].tolist(), kept.weights[head, position].tolist(), strict=True)
         return [pair for pair in pairs if pair[1] > 0][:count]
 
     def looked_at_by(self, layer: int, head: int, position: int, count: int = 3) -> list[tuple[int, float]]:
-        """Returns [(query, weight)] of the `count` queries that give most weight to the token at `position`, exactly,
-        among those that have it in their strongest `k` keys: a query with a weight above 1 / (k + 1) is never
-        missing."""
+        """Returns [(query's index, weight)] of the `count` tokens that attend most to the token at `position`, with
+        exact weights. Searched are the queries that have it among their strongest `k` keys, so a query with a weight
+        above 1 / (k + 1) is never missing."""
         kept = self.attention[layer]
         query, rank = ((kept.keys[head] == position) & (kept.weights[head] > 0)).nonzero(as_tuple=True)
         pairs = zip(query.tolist(), kept.weights[head, query, rank].tolist(), strict=True)
         return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count]
 
     def read_at(self, crossing: Crossing, position: int, count: int = 3) -> list[tuple[int, float]]:
-        """Returns [(token of the source, weight)] of the `count` largest weights that the token at `position` gives in
-        cross-attention, means over the layer's heads."""
+        """Returns [(index of a source's token, weight)] of the `count` largest cross-attention weights of the token at
+        `position`, means over the layer's heads."""
         if position >= crossing.maps.shape[1]:
             return []
         best = crossing.mean[position].topk(min(count, crossing.maps.shape[2]))

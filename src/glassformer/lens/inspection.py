@@ -175,7 +175,7 @@ def inspect(
 
 
 def reads_source(model: Any) -> list[int]:
-    """Returns the indices of the layers with cross-attention, whose maps have the source's tokens as columns."""
+    """Returns the indices of the layers with cross-attention, which attend to the source's tokens."""
     blocks = model.config.layers() if model.config else ()
     return [layer for layer, block in enumerate(blocks) if block.mixer.reads_memory]
 
@@ -190,7 +190,7 @@ def mixers(model: Any) -> Iterator[str]:
 
 
 def streams(model: Any) -> list[str]:
-    """Returns the names of the sites of the residual stream, by depth."""
+    """Returns the names of the residual stream's sites, by depth: the embedding's, then one after each layer."""
     return ["embed", *(f"layers.{layer}.resid_post" for layer in range(len(model.layers)))]
 
 
@@ -210,8 +210,8 @@ def largest(x: Tensor, k: int, width: int = 64) -> tuple[Tensor, Tensor]:
 
 
 class Maps:
-    """Observer that builds one layer's maps from blocks of queries: of the scores first, then of the pattern of the
-    same block.
+    """Observer that builds one layer's attention maps from blocks of queries: it receives each block's scores, then its
+    pattern.
 
     All kept tensors are allocated before the first block: small tensors made between large ones would prevent the reuse
     of their memory."""
@@ -261,7 +261,7 @@ class Maps:
             self.weights[-1, rows], self.keys[-1, rows] = largest(p.mean(0), self.keep)
 
     def seen_next(self) -> Tensor:
-        """Returns a mask (s,) of positions, True if a query of some head attends to later tokens than its own."""
+        """Returns a mask (s,) of positions, True if some head's query attends to tokens later than its position."""
         up_to = torch.arange(1, self.total + 1, device=self.visible.device)
         return (self.visible > up_to).any(0)
 
@@ -291,7 +291,7 @@ class Maps:
 
 
 class Crossed:
-    """Observer that builds one layer's cross-attention maps from blocks of queries."""
+    """Observer that builds one layer's cross-attention maps (text by source) from blocks of queries."""
 
     def __init__(self, layer: int):
         self.layer = layer
@@ -309,7 +309,7 @@ class Crossed:
 
 
 def effective_maps(model: Any, known: Mapping[str, Site]) -> Iterator[tuple[int, EffectiveMaps]]:
-    """Yields (layer, effective attention) of the layers whose mixers have maps without a softmax."""
+    """Yields (layer, effective attention maps) of the layers whose mixers have maps without a softmax."""
     for layer, block in enumerate(model.layers):
         maps = block.mixer.effective_maps
         if maps is not None and f"layers.{layer}.mixer.effective_attention" in known:
@@ -317,7 +317,7 @@ def effective_maps(model: Any, known: Mapping[str, Site]) -> Iterator[tuple[int,
 
 
 class MapSamples:
-    """Observer of some of the effective maps of one layer, evenly spread over its heads or channels."""
+    """Observer that keeps some effective maps of one layer, of heads or channels evenly spread over all."""
 
     def __init__(self, maps: EffectiveMaps, size: int):
         self.of, self.count, self.size = maps.of, maps.count, size
@@ -360,7 +360,7 @@ class Lens:
         self.cosines = torch.zeros(self.depths, device=tokens.device)
 
     def at(self, depth: int) -> Look:
-        """Returns the function that observes the stream of one depth. The predictions of the last depth come from the
+        """Returns the observer function for the stream at one depth. The predictions of the last depth come from the
         model's own output, in `end`."""
 
         def look(x: Tensor, first: int, total: int) -> None:
@@ -384,8 +384,8 @@ class Lens:
         self.progress("reading", self.depths, self.depths)
 
     def predict(self, depth: int, x: Tensor, seen: Callable[[Tensor], Tensor]) -> None:
-        """Stores the predictions and losses of a normalised stream x (1, s, d) of one depth. `seen` receives the
-        logits, and returns them as a site of the logits does."""
+        """Computes and stores the predictions and losses at one depth, from its normalised stream x (1, s, d). `seen`
+        is called with the logits, and returns them, changed if an edit of the logits is active."""
         rows = max(1, LOGITS_AT_ONCE // self.vocab_size)
         if self.model.logits.watched:  # an edit or observer there needs the logits of the whole text
             rows = x.shape[1]

@@ -32,7 +32,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LogitLens(Reading):
-    """Predictions of l layers at s positions of the text (all, or those asked for), the k most likely tokens.
+    """Predictions of l layers at s positions of a text (all, or the requested ones): the k most likely tokens of each.
 
     `top` (l, s, k): ids of the k tokens; `top_words`: their texts; `top_probability` (l, s, k).
     `final` (s,): id that the model predicts; `final_probability` and `final_rank` (l, s) at each layer; 1 is the most
@@ -144,13 +144,14 @@ def logit_lens(
 
 
 def unembed(model: Model, x: Tensor) -> Tensor:
-    """Returns the logits (b, s, v) of a stream x (b, s, d), by the model's final norm, if there is one, and head."""
+    """Returns the logits (b, s, v) that the model's final norm, if it has one, and its head give for a stream x (b, s,
+    d)."""
     module = eager(model)
     return module.unembed(x if module.final_norm is None else module.final_norm(x))
 
 
 def _look(model: Model, streams: list[Tensor], after: Tensor, k: int) -> dict[str, Tensor]:
-    """Returns the tensors of a `LogitLens` by name for one chunk of positions, with the layers stacked."""
+    """Returns {field: tensor} of a `LogitLens` for one chunk of positions, with the layers stacked."""
     last = _log_probabilities(model, streams[-1])
     final, known = last.argmax(-1), after != UNKNOWN
     layers: list[dict[str, Tensor]] = []

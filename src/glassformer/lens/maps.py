@@ -44,8 +44,8 @@ def one_row(model: Model, tokens: Any) -> Tensor:
 
 
 def spelled(tokens: Tensor, tokenizer: Any = None, words: Sequence[str] | None = None) -> list[str]:
-    """Returns a label for each token of `tokens` (1, s): the given `words`, by default the tokenizer's text, or the ids
-    without a tokenizer."""
+    """Returns a label for each token of `tokens` (1, s): the given `words`, or the text that the tokenizer gives it, or
+    without a tokenizer its id."""
     ids = tokens.flatten().tolist()
     if words is None:
         return [spell(i, tokenizer) for i in ids]
@@ -83,7 +83,8 @@ def pattern_of(model: Model, layer: int) -> str:
 def patterns(
     model: Model, tokens: Tensor, layers: Sequence[int], heads: int | None, pool: int
 ) -> tuple[list[Tensor], int]:
-    """Returns (maps, tile): a map (n, S, T) for each of the layers, and the number of tokens on each side of a cell."""
+    """Returns (maps, tile): an attention map (n, S, T) for each of the layers, and the number of tokens on each side of
+    a map's cell."""
     names = [pattern_of(model, layer) for layer in layers]
     with at_rest(model):
         seen = capture(model, tokens, names, heads=heads, pool=pool)
@@ -124,8 +125,8 @@ class AttentionMap(Reading):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EffectiveAttentionMap(AttentionMap):
-    """Map of a mixer without softmax, of the head or channel (`of`) number `head`: the influence of each token on each
-    other, |weight| over the largest of them, `largest`. Rows need not sum to one."""
+    """Effective attention map of a mixer without softmax, for the head or channel (`of`) number `head`: the influence
+    of each token on each other, |weight| divided by the largest of them, `largest`. Rows need not sum to one."""
 
     title: ClassVar[str] = "Effective attention map"
 
@@ -278,8 +279,8 @@ def attention_map(
 def _effective(
     model: Model, tokens: Tensor, site: str, channel: int, pool: int, labels: list[str]
 ) -> tuple[Tensor, list[str], int, float]:
-    """Returns (weights, words, tile, largest) of an effective map: |weights| over the largest of them, labels, tokens
-    on each side of a cell, and that largest."""
+    """Returns (weights, words, tile, largest) of an effective attention map: |weights| divided by the largest of them,
+    labels of the tokens, tokens on each side of a cell, and that largest weight."""
     size = tokens.shape[1]
     tiles = Tiles(torch.empty(1, 1, 1, size), size, min(pool, size))
 
@@ -349,8 +350,8 @@ def side_by_side(
 
 
 def _map_of(model: Model, other: Model, tokens: Tensor, *given: Any) -> AttentionMap:
-    """Returns the attention map of the model `other` for these tokens, with the present edits of `model` applied to
-    it."""
+    """Returns the attention map that the model `other` has for these tokens, with the present edits of `model` applied
+    to it."""
     there = sites(other)
     edits = [(there[name], edit) for name, site in sites(model).items() for edit in site.edits]
     with edit_at(edits):
@@ -417,8 +418,8 @@ def weight_bar(figure: Any, image: Any, axes: Any, what: str = "attention weight
 
 
 def label(ax: Any, words: Sequence[str], tile: int = 1, which: str = "both", size: float | None = None) -> None:
-    """Labels the axis of queries (down), of keys (across), or `both`, as `which` says: by the tokens' words if legible,
-    else by position."""
+    """Labels the axis of queries (down), of keys (across), or of both, as `which` says: with the tokens' words if they
+    fit legibly, otherwise with positions."""
     named = tile == 1 and len(words) <= style.MOST_WORDS
     if named:
         style.words(ax, words, which)
@@ -430,24 +431,25 @@ def label(ax: Any, words: Sequence[str], tile: int = 1, which: str = "both", siz
 
 
 def _columns(heads: int) -> int:
-    """Returns the number of columns of a grid of `heads` pictures: a little wider than high, with a full last row if
-    possible."""
+    """Returns the number of columns for a grid of `heads` pictures that is a little wider than high, with a full last
+    row if possible."""
     least = math.isqrt(heads - 1) + 1
     return next((columns for columns in range(least, 2 * least) if heads % columns == 0), least)
 
 
 def pooled(tile: int) -> str:
-    """Returns the end of a title for a map with cells of tile x tile tokens; empty for single tokens."""
+    """Returns the end of a picture's title that says that a map's cells have tile x tile tokens; empty for tile 1."""
     return "" if tile == 1 else f", pooled: a cell is the largest of {tile} x {tile} tokens"
 
 
 def span(words: Sequence[str], cell: int, tile: int = 1) -> str:
-    """Returns the text of the token, or the range of positions, that a cell of a map covers."""
+    """Returns the text that names a map's cell on one axis: the token, or the range of positions that the cell
+    covers."""
     if tile == 1:
         return f"{words[cell]!r} ({cell})"
     return f"tokens {cell * tile} to {min(len(words), (cell + 1) * tile) - 1}"
 
 
 def heaviest(row: Tensor, words: Sequence[str], tile: int = 1) -> str:
-    """Returns the cells with the largest weights of a map's row, as text with the weights."""
+    """Returns the keys with the largest weights in a map's row, as text with the weights."""
     return ", ".join(f"{span(words, int(i), tile)} {row[i]:.2f}" for i in row.topk(min(4, len(row))).indices)

@@ -65,8 +65,8 @@ MEN = ("Paul", "John", "Tom", "Mark", "Peter", "Simon", "David", "James", "Rober
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MeaningScores(Reading):
-    """Scores of heads by meaning. `scores`: kind -> (layers, heads), mean attention, 0 to 1, from the query word to its
-    subject, antecedent or comma. NaN if a layer has no such head."""
+    """Scores of heads that attend by meaning. `scores`: kind -> (layers, heads), mean attention, 0 to 1, from the query
+    word to its subject, antecedent or comma. NaN if a layer has no such head."""
 
     title: ClassVar[str] = "Heads by meaning"
 
@@ -143,7 +143,8 @@ def meaning_scores(
 
 
 def sentence(kind: str, row: int, draw: Random) -> Pieces:
-    """Returns the pieces of a sentence of a kind, with random words; the templates take turns from row to row."""
+    """Returns a sentence of a kind ("subject", "reference" or "punctuation") as pieces, with random words; templates
+    alternate from row to row."""
     singular = draw.randrange(2)
     woman, man = draw.choice(WOMEN), draw.choice(MEN)
     a, b, he = (woman, man, "she") if singular else (man, woman, "he")
@@ -156,8 +157,8 @@ def sentence(kind: str, row: int, draw: Random) -> Pieces:
 
 
 def places_of(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[int], dict[str, list[int]]]:
-    """Returns (token ids of a sentence, role of `Pieces` -> positions of its tokens); for a query word only its last
-    token.
+    """Returns (token ids of a sentence, {role of `Pieces`: positions of its tokens}). For the query word, only the
+    position of its last token is given.
 
     Raises RequestError if the tokenizer joins marked words with their neighbours."""
     texts = list(accumulate(text for text, _ in pieces))
@@ -179,8 +180,9 @@ def places_of(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[int], dict[str
 
 @torch.no_grad()
 def read(model: Model, tokenizer: Tokenizer, pieces: Pieces, layers: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-    """Returns role (`right`, `other`) -> layer -> (heads,): the mean attention from the query tokens of a sentence to
-    all tokens of that role together."""
+    """Runs the model on a sentence, and returns {role: {layer: (heads,)}}: the mean attention from the query word (such
+    as a verb) to the word with that role. Role `right` is the correct word, such as the verb's subject; `other` is
+    another word of its kind."""
     ids, places = places_of(tokenizer, pieces)
     looks = {at: Attended(places) for at in layers}
     named = {f"layers.{at}.mixer.pattern": look for at, look in looks.items()}
@@ -192,8 +194,8 @@ def read(model: Model, tokenizer: Tokenizer, pieces: Pieces, layers: Sequence[in
 
 
 class Attended:
-    """Observer of an attention pattern that sums the attention from a sentence's query word to its words of role
-    `right` and `other` (see `Pieces`): role -> (heads,)."""
+    """Observer of an attention pattern that sums, for each head, the attention from a sentence's query word to the
+    correct word (role `right` of `Pieces`) and to another word of its kind (`other`): role -> (heads,)."""
 
     def __init__(self, places: dict[str, list[int]]):
         self.places = places

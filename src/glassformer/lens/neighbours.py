@@ -85,7 +85,8 @@ def embedding_neighbours(
 
 
 def table_for(model: Model, of: str) -> Float[Tensor, "v d"]:
-    """Returns a table (v, d) with a row for each token: the embedding, or the head, which may be the same."""
+    """Returns the table (v, d) with a row for each token that `of` names: "embedding" or "head", which may be the
+    same."""
     whole = eager(model)
     if of == "embedding":
         return whole.embedding.applied().detach()

@@ -29,7 +29,7 @@ LOGITS_PER_PASS = 1 << 26
 
 
 def by_loss(model: Model) -> Measure:
-    """Returns a measure of each copy: the mean cross-entropy in nats."""
+    """Returns a function that measures each copy of a batch by its mean cross-entropy in nats."""
 
     def measure(tokens: Tensor, copies: int) -> Tensor:
         losses = eager(model).loss(tokens[:, :-1], tokens[:, 1:], reduction="none")
@@ -39,7 +39,7 @@ def by_loss(model: Model) -> Measure:
 
 
 def by_metric(model: Model, metric: Metric) -> Measure:
-    """Returns a measure of each copy: the mean over its rows of `metric(logits)`."""
+    """Returns a function that measures each copy of a batch by the mean of `metric(logits)` over its rows."""
 
     def measure(tokens: Tensor, copies: int) -> Tensor:
         logits = eager(model)(tokens)
@@ -49,8 +49,8 @@ def by_metric(model: Model, metric: Metric) -> Measure:
 
 
 def number(given: object, rows: int) -> Tensor:
-    """Returns the result of a metric as () fp64: the number, or the mean of one for each row. Raises RequestError for
-    any other result."""
+    """Returns the result of a metric as a scalar tensor in fp64: the number given, or the mean of one number for each
+    row. Raises RequestError for any other result."""
     try:
         found = torch.as_tensor(given, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
@@ -73,7 +73,8 @@ def outcomes(
     measure: Measure,
     progress: OnPass | None = None,
 ) -> Tensor:
-    """Returns (len(changes),) fp64: the measure of the model on tokens (b, s) under each change (site, f) separately.
+    """Returns the measure (len(changes),) fp64 of the model on tokens (b, s) under each change, an edit (site, f),
+    separately.
 
     Copies share a pass up to 4,096 tokens or 64 Mi logits together; f gets the b rows of its copy."""
     b, s = tokens.shape

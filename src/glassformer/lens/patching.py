@@ -37,7 +37,8 @@ LEAST = 1e-6
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ActivationPatching(Reading):
-    """Share of the clean answer that each patch restores: 0, as in the corrupt run, to 1, as in the clean one.
+    """Result of activation patching: the share of the clean answer that each patch restores, from 0, as in the corrupt
+    run, to 1, as in the clean run.
 
     `grids`: site -> (layers, positions), or (layers, heads) for the sites `by_head`. NaN if a layer has no such site or
     head."""

@@ -141,7 +141,7 @@ def position_picture(model: Model | ModelConfig, length: int | None = None) -> P
 
 
 def drawn_from(config: ModelConfig) -> Model:
-    """Returns the model of a config on the meta device, with values only for the weights of its positions."""
+    """Returns a model of this config on the meta device; only its position encodings have values."""
     model = config.outline()
     position: Any = model.embedding.position
     if position is not None and (values := sum(p.numel() for p in position.parameters())):

@@ -75,8 +75,8 @@ def _side_by_side(q: ReadingInputs) -> Reading:
 
 
 def _patching(q: ReadingInputs) -> Reading:
-    """Returns activation patching between the text and `against`: the metric is the logit of the first's continuation
-    minus that of the second's. Without another text, patching of the indirect-object task."""
+    """Returns the reading of activation patching between the text and `against`: the metric is the logit of the first
+    text's continuation minus that of the second's. If no other text is given, that of the indirect-object task."""
     if q.against is None:
         task = indirect_object(q.tokenizer, n=PAIRS)
         return activation_patching(
@@ -99,7 +99,7 @@ def _patching(q: ReadingInputs) -> Reading:
 
 @torch.no_grad()
 def _follows(model: Model, tokens: Tensor) -> int:
-    """Returns the id of the token that the model finds most likely after a text."""
+    """Returns the id of the token that the model predicts as most likely after a text."""
     module = eager(model)
     with at_rest(model):
         return int(module.unembed(module.hidden_states(tokens)[:, -1:]).argmax())

@@ -77,8 +77,8 @@ def attention_rollout(
 
 
 class _Rolling:
-    """Observer of the patterns of all layers, lowest first, by blocks of queries, that computes the rollout R_l from
-    R_{l-1}."""
+    """Observer of all layers' attention patterns, lowest layer first, by blocks of queries: it computes the rollout R_l
+    of layer l from R_{l-1}."""
 
     def __init__(self, flow: Tensor, pool: int):
         self.flow, self.pool = flow, pool

@@ -102,7 +102,7 @@ def evenly(visibility: Visibility, length: int, value: Callable[[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class MassiveActivation:
-    """Massive activation: one element of the stream at a depth, 0 after the embedding, i after layer i - 1."""
+    """One massive activation: an element of the stream at a depth (0 after the embedding, i after layer i - 1)."""
 
     depth: int
     row: int
@@ -115,8 +115,8 @@ class MassiveActivation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MassiveActivations(Reading):
-    """Massive activations of a text: `found`, largest first. `largest` (depths, 3), the three largest |x|, and `median`
-    (depths,) of |x|, are means over rows."""
+    """Massive activations of a text (elements of the stream far larger than the median): `found`, largest first.
+    `largest` (depths, 3), the three largest |x|, and `median` (depths,) of |x|, are means over rows."""
 
     title: ClassVar[str] = "Massive activations"
 

@@ -112,7 +112,7 @@ def whole_ticks(ax: Any, which: str) -> None:
 
 
 def words(ax: Any, given: Sequence[str], which: str = "both") -> None:
-    """Sets tokens as tick labels of the "x" axis, the "y" axis or "both"; of many tokens every n-th."""
+    """Labels the ticks of the "x" axis, the "y" axis or "both" with tokens; of many tokens, every n-th."""
     step = -(-len(given) // MOST_WORDS)
     at = range(0, len(given), step)
     shown, size = [legible(given[i]) for i in at], 8 if len(at) <= 24 else 6
@@ -123,8 +123,8 @@ def words(ax: Any, given: Sequence[str], which: str = "both") -> None:
 
 
 def legible(token: str, most: int = 14) -> str:
-    """Returns a token as a label: as on the page, with every space as a symbol, truncated if long, and without a `$`
-    that would start a formula."""
+    """Returns a token's text as a label: with every space as a symbol, truncated if long, and without a `$` that would
+    start a formula."""
     shown = visible(token).replace(" ", "␣").replace("␍", "⟨U+000D⟩")  # missing in the font of figures
     return (shown if len(shown) <= most else shown[: most - 1] + "…").replace("$", r"\$")
 

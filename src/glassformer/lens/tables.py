@@ -29,8 +29,8 @@ def heads_of(model: Model, site: str) -> list[int]:
 
 
 def table_of(rows: Sequence[Tensor | None]) -> Tensor:
-    """Returns a table (layers, heads) fp64 of each layer's values (heads,), None for a layer without any; NaN if a
-    layer has no such head."""
+    """Returns a table (layers, heads) fp64 from each layer's values (heads,), None for a layer without values. NaN
+    fills the places of heads that a layer does not have."""
     known = [row.cpu().double() for row in rows if row is not None]
     table = torch.full((len(rows), max(len(row) for row in known)), math.nan, dtype=torch.float64)
     for at, row in enumerate(rows):
@@ -40,8 +40,8 @@ def table_of(rows: Sequence[Tensor | None]) -> Tensor:
 
 
 def attention_table(rows: Sequence[Tensor | None]) -> Tensor:
-    """Returns a table (layers, heads) of measurements of attention, as `table_of`. Raises WorkError if a measurement is
-    NaN."""
+    """Returns a table (layers, heads) of attention statistics, made as by `table_of`. Raises WorkError if a statistic
+    is NaN."""
     for at, row in enumerate(rows):
         if row is not None and not row.isfinite().all():
             raise WorkError(
@@ -59,7 +59,7 @@ def strongest(table: Tensor, count: int, signed: bool = False) -> list[tuple[int
 
 
 def figure_size(table: Tensor, tables: int = 1) -> tuple[float, float]:
-    """Returns the (width, height) in inches that `tables` such tables need in a row."""
+    """Returns the size (width, height) in inches of a figure of `tables` tables of this shape in a row."""
     layers, heads = table.shape
     return min(16.0, tables * max(2.2, 0.22 * heads) + 2.2), min(10.0, max(3.0, 0.2 * layers + 1.0))
 
@@ -77,7 +77,7 @@ def draw_table(ax: Any, table: Tensor, **heat: Any) -> Any:
 
 
 def shared_bar(figure: Any, drawn: Any, axes: Any, label: str) -> None:
-    """Draws one colour bar for several tables of one scale."""
+    """Draws one colour bar for several tables that have the same scale."""
     bar = figure.colorbar(drawn, ax=axes, fraction=0.046, pad=0.02, aspect=30)
     bar.set_label(label, color=style.INK, fontsize=9)
     bar.ax.tick_params(colors=style.MUTED, labelsize=8, length=2)

@@ -67,7 +67,7 @@ def reading_lines(name: str, reading: Reading | str, figure: Path | None = None)
 
 
 def coloured(seen: Inspected) -> Text:
-    """Returns the inspected text, the background of each token as warm as its surprisal."""
+    """Returns the inspected text, each token on a background that is warmer the larger its surprisal."""
     line, most = Text(), math.log(max(seen.vocab_size, 2))
     for word, loss in zip(seen.words[:SHOWN_TOKENS], seen.loss.tolist(), strict=False):
         level = min(int(len(WARM) * max(loss, 0.0) / most), len(WARM) - 1) if math.isfinite(loss) else 0
@@ -97,7 +97,7 @@ def quoted(word: str) -> str:
 
 
 def head_table(seen: Inspected) -> TextTable:
-    """Returns a table of the notable heads by kind, and of the tokens that the last token attends to in each."""
+    """Returns a table of the notable heads by kind, with the tokens to which the last token attends in each head."""
     last = len(seen.ids) - 1
     table = ruled("notable heads")
     for heading in ("for", "layer", "head", "entropy", "first", "before", "itself", "logit"):

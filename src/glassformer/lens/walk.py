@@ -62,7 +62,8 @@ class WalkStep:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A value without its arithmetic: `module`, if given, returned it for `inputs`; other values are of sites."""
+    """A recorded value of a pass, still without its arithmetic: the result of `module` for `inputs`, or without a
+    module the value of a site."""
 
     key: str
     place: str
@@ -75,7 +76,8 @@ class RecordedStep:
 
 @dataclass
 class Recorder:
-    """Recorder of the values of a pass, in the order of computation; equal values are recorded once."""
+    """Recorder of the values that a forward pass computes, in order; a value that equals an earlier one is not
+    repeated."""
 
     steps: list[RecordedStep] = field(default_factory=list)
     _blocks: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -100,7 +102,7 @@ class Recorder:
         self.steps.append(RecordedStep(key, place, axes, x.float().clone(), part, module, inputs))
 
     def look(self, name: str, axes: str, x: Tensor, first: int, total: int) -> None:
-        """Records the value of a site, whose queries may come in blocks."""
+        """Records the value of a site, which may be observed in blocks of queries."""
         along = axes.index("s")
         blocks = self._blocks.setdefault(name, [])
         blocks.append(x.detach())
@@ -223,7 +225,7 @@ def _explained(model: Any, layer: int, steps: list[RecordedStep], tokens: Tensor
 
 
 def _with_arithmetic(steps: list[RecordedStep], parts: Mapping[str, Any]) -> Iterator[WalkStep]:
-    """Yields steps with their arithmetic; masked scores are two steps, before the mask and with it."""
+    """Yields the recorded steps with their arithmetic; masked scores are two steps, before the mask and after it."""
     seen: list[tuple[str, str, Tensor]] = []
     for step in steps:
         part = next((one for name, one in parts.items() if step.place.startswith(name)), None)

@@ -12,20 +12,20 @@ from torch import Tensor
 
 
 def shares(x: Tensor, fine: bool) -> np.ndarray:
-    """Returns numbers from 0 to 1 as integers of 16 bits (`fine`), or 8: value = (code / largest code)^2, so that small
-    ones keep their digits."""
+    """Encodes numbers from 0 to 1 as integers of 16 bits (`fine`), or 8: number = (code / largest code)^2, so that
+    small numbers keep their digits."""
     kind = np.uint16 if fine else np.uint8
     roots = x.nan_to_num(0.0).clamp(0, 1).double().sqrt().numpy()
     return np.rint(roots * np.iinfo(kind).max).astype(kind)
 
 
 def short_floats(x: Tensor) -> np.ndarray:
-    """Returns the numbers as bfloat16, the upper half of a float32, in unsigned integers of 16 bits."""
+    """Encodes numbers as bfloat16, the upper half of a float32, in unsigned integers of 16 bits."""
     return x.bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
 def indices(x: Tensor, count: int) -> np.ndarray:
-    """Returns integers from 0 to count - 1 as unsigned integers of 16 bits if they fit, else 32."""
+    """Encodes integers from 0 to count - 1 as unsigned integers of 16 bits if they fit, else of 32."""
     return x.numpy().astype(np.uint16 if count <= 1 << 16 else np.uint32)
 
 

@@ -70,7 +70,8 @@ def _file(name: str) -> str:
 
 
 def title(seen: Inspected) -> str:
-    """Returns the title of the page: the model's name, of a long path its end, and the start of the text."""
+    """Returns the title of the page: the model's name, shortened to its end if it is a long path, and the start of the
+    text."""
     name = seen.name if len(seen.name) <= LONGEST_WORD or "/" not in seen.name else f"…{seen.name[1 - LONGEST_WORD :]}"
     return f"{visible(name) if name else 'A model'} reads “{opening(seen)}”"
 
@@ -103,7 +104,7 @@ def header(seen: Inspected) -> Markup:
 
 
 def source(seen: Inspected) -> Markup:
-    """Returns the page's section on its origin and uses: the command, the data, a guide to reading."""
+    """Returns the page's section on how it was made and can be used: the command, the data, a guide to reading."""
     download = tag(
         "a", "Download the numbers (JSON)", href="#reading", download="inspection.json", data_download="reading",
         hidden=True,
@@ -164,7 +165,7 @@ def terms(seen: Inspected) -> Markup:
 
 
 def sight(seen: Inspected) -> str:
-    """Returns a phrase for the tokens that a token attends to, such as "itself and what came before"."""
+    """Returns a phrase for the tokens that each token can attend to, such as "itself and what came before"."""
     before = "itself and what came before" if seen.causal else "the whole text"
     return f"{before}, and the first {seen.prefix:,} tokens" if seen.prefix else before
 
@@ -176,7 +177,8 @@ def counted(names: tuple[str, ...]) -> str:
 
 
 def head_count(seen: Inspected) -> str:
-    """Returns a phrase for the number of query heads, and of their KV heads, if all layers are alike."""
+    """Returns a phrase for the number of query heads of a layer and of the KV heads that they share, if all layers are
+    alike."""
     sizes = {(len(kept.maps), kept.key_heads) for kept in seen.attention.values()}
     if len(sizes) != 1:
         return f"{len(seen.heads):,}" if seen.heads else ""
@@ -231,7 +233,7 @@ def strip(seen: Inspected) -> list[Markup]:
 
 
 def choice(name: str, label: str, options: tuple[tuple[str, str], ...]) -> Markup:
-    """Returns the control with which a reader of the page chooses one of a few options."""
+    """Returns a control with which a reader of the page chooses one of a few options, each (value, label)."""
     buttons = [
         tag("label", tag("input", type="radio", name=name, value=value, checked=not i), tag("span", words))
         for i, (value, words) in enumerate(options)
@@ -248,7 +250,7 @@ def caption(*children: object) -> Markup:
 
 
 def canvas(key: str) -> Markup:
-    """Returns the element of a picture that the page's script draws; a table has the same data."""
+    """Returns the element in which the page's script draws the picture `key`; a table has the same data."""
     return tag("canvas", id=key, aria_hidden="true")
 
 
@@ -307,7 +309,7 @@ def is_pooled(seen: Inspected) -> bool:
 
 
 def notable(seen: Inspected) -> Markup:
-    """Returns the list of notable heads, as buttons that open them."""
+    """Returns the list of notable heads, as buttons that open their maps."""
     lists = [
         tag("div", tag("h3", KINDS[kind][0]), tag("p", KINDS[kind][1], class_="what"),
             tag("ol", *(_head(one, KINDS[kind][2]) for one in found)))
@@ -326,8 +328,8 @@ def _head(one: HeadMap, measure: str) -> Markup:
 
 
 def pair(seen: Inspected) -> Markup:
-    """Returns the section on two tokens: a list, filled by the script, of heads by the weight that one token gives to
-    the other."""
+    """Returns the page's section on a pair of tokens: a list, filled by the script, of heads by the weight that one
+    token gives to the other."""
     if not seen.heads or len(seen.ids) < 2:
         return Markup("")
     order = "The later one looks, as no token sees what follows it. " if seen.causal else "The first one looks. "
@@ -377,7 +379,8 @@ def one_map(seen: Inspected) -> Markup:
 
 
 def crossing(seen: Inspected) -> Markup:
-    """Returns the section of cross-attention, in whose map rows are the text's tokens and columns the source's."""
+    """Returns the page's section on cross-attention, with a map whose rows are the text's tokens and columns the
+    source's."""
     if not seen.crossings:
         return Markup("")
     rows, columns = seen.crossings[0].maps.shape[1:]
@@ -427,8 +430,8 @@ def read_words(seen: Inspected) -> str:
 
 
 def cross_table(seen: Inspected) -> list[Markup]:
-    """Returns the rows of a table with the last layer's cross-attention, the mean over heads; the script draws the
-    others in its place."""
+    """Returns the rows of a table with the last layer's cross-attention, the mean over heads; for other layers, the
+    page's script replaces it."""
     one = seen.crossings[-1]
     head = [tag("th", visible(word), scope="col") for word in seen.source[: one.maps.shape[2]]]
     rows = [
@@ -443,7 +446,7 @@ def cross_table(seen: Inspected) -> list[Markup]:
 
 
 def answers(seen: Inspected) -> Markup:
-    """Returns the section of influences between tokens in mixers without softmax."""
+    """Returns the page's section on mixers without softmax: the influence of each token on each other."""
     if not seen.effective:
         return Markup("")
     tiles = max(kept.tile for kept in seen.effective.values())
@@ -459,7 +462,7 @@ def answers(seen: Inspected) -> Markup:
 
 
 def _answers(seen: Inspected, layer: int, kept: Effective) -> Markup:
-    """Returns the pictures, with a heading, of the effective maps of one layer."""
+    """Returns the pictures of one layer's effective attention maps, with a heading."""
     shown = "" if len(kept.which) == kept.count else f", {len(kept.which)} of {kept.count:,} {kept.of}s"
     pictures = [
         tag(
@@ -532,8 +535,8 @@ def quoted(seen: Inspected, position: int) -> str:
 
 
 def apart(seen: Inspected) -> str:
-    """Returns a sentence on the outlier token that dominates the mean of the streams, and on its depth; or that no
-    token is an outlier."""
+    """Returns a sentence on the outlier token (of far larger stream than the median) that dominates the mean of the
+    streams, and on its depth; or that no token is an outlier."""
     if not seen.outliers:
         return "No token is an outlier: at no depth is one’s stream more than 10 times as large as the median token’s."
     one, *others = seen.outliers
@@ -549,7 +552,7 @@ def depth_name(depth: int) -> str:
 
 
 def _chart(what: str, curves: list[tuple[str, list[float]]], high: float | None = None) -> Markup:
-    """Returns a chart of the curves over depth, with a legend."""
+    """Returns a chart of curves over the depth of the model, with a legend."""
     known = [value for _, values in curves for value in values if math.isfinite(value)]
     steep = high is None and bool(known) and min(known) > 0 and max(known) > STEEP * min(known)
     series = [
@@ -668,7 +671,7 @@ def data(seen: Inspected) -> dict[str, Any]:
 
 
 def _start(seen: Inspected) -> dict[str, int]:
-    """Returns the layer and head that the page shows first: a head that depends on content, if there is any."""
+    """Returns the layer and head that the page shows first: the head that depends most on content, if any does."""
     best = max(seen.heads, key=lambda head: head.elsewhere, default=None)
     return {"layer": best.layer if best else 0, "head": best.head if best else 0, "token": len(seen.ids) - 1}
 
