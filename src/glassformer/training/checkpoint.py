@@ -45,8 +45,8 @@ _FILE = re.compile(rf"({MODEL}|{OPTIMIZER})(?:-(\d{{5,9}})-of-(\d{{5,9}}))?\.saf
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Contents of one rank's part of a checkpoint: shards and scalars per kind of file; rank 0 also writes the run
-    state and the watch."""
+    """Contents of one rank's part of a checkpoint: tensor shards and scalars for each kind of file (model, optimizer);
+    on rank 0 also the run's state and that of the watch."""
 
     step: int
     pieces: dict[str, list[Piece]]
@@ -72,8 +72,8 @@ class Snapshot:
         )
 
     def copied(self, room: dict[tuple[str, str, IndexBox], Tensor]) -> Snapshot:
-        """Returns a snapshot with copied values, so that training continues while it is written. `room`: buffers reused
-        from snapshot to snapshot, because the first touch of new memory takes longer than the copy."""
+        """Returns a copy of the snapshot that can be written while training continues. `room`: buffers reused for the
+        copies of each snapshot, because the first touch of new memory takes longer than the copy."""
 
         def copy(kind: str, piece: Piece) -> Piece:
             key = kind, piece.name, piece.box
@@ -146,12 +146,14 @@ def _write_files(folder: Path, snapshot: Snapshot, groups: ProcessGroups) -> dic
 
 
 def file_name(kind: str, rank: int, world: int) -> str:
-    """Returns the name of a rank's file. `kind`: model or optimizer. One process writes KIND.safetensors."""
+    """Returns the name of the checkpoint file with a rank's shards. `kind`: "model" or "optimizer". One process writes
+    KIND.safetensors."""
     return f"{kind}.safetensors" if world == 1 else f"{kind}-{rank + 1:05d}-of-{world:05d}.safetensors"
 
 
 def _commit(run: Path, temporary: Path, final: Path, snapshot: Snapshot, hashes: dict[str, str]) -> None:
-    """Adds the watch and state.json to the files that all ranks have written, and makes the checkpoint the latest."""
+    """Completes a checkpoint whose tensor files all ranks have written: adds the watch and state.json, renames the
+    folder from `temporary` to `final`, and makes it the latest."""
     with disk_errors(final):
         if snapshot.watch is not None:
             (temporary / WATCH).write_text(snapshot.watch, encoding="utf-8")
@@ -184,8 +186,8 @@ class Background:
         state: dict[str, Any],
         watch: dict[str, Any] | None = None,
     ) -> None:
-        """Does as `checkpoint.save`, but returns once the values are copied. The previous save must have been waited
-        for."""
+        """Saves a checkpoint as `checkpoint.save` does, but returns once the values are copied. The previous save must
+        have been waited for."""
         assert self._pending is None
         snapshot = Snapshot.of(step, model, optimizer, state, watch, self.groups).copied(self._room)
         self._pending = self._thread.submit(write, run, snapshot, self.groups)
@@ -202,8 +204,8 @@ class Background:
 
 
 def together(groups: ProcessGroups, work: Callable[[], Any]) -> list[Any]:
-    """Returns the results of `work` of all ranks. If it fails on one, all raise that rank's RequestError or
-    WorkError."""
+    """Runs `work` on every rank and returns all ranks' results. If it fails on one rank, all raise that rank's
+    RequestError or WorkError."""
     mine, error = None, None
     try:
         mine = work()
@@ -219,7 +221,7 @@ def together(groups: ProcessGroups, work: Callable[[], Any]) -> list[Any]:
 
 
 def latest(run: Path) -> Path | None:
-    """Returns the newest complete checkpoint of a run, or None before the first.
+    """Returns the folder of a run's newest complete checkpoint, or None before the first.
 
     Raises RequestError if `latest` names a missing checkpoint."""
     pointer = run / "latest"
@@ -237,13 +239,14 @@ def latest(run: Path) -> Path | None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Returns the content of state.json. Raises RequestError."""
+    """Returns the content of a checkpoint's state.json. Raises RequestError if the file is missing or damaged."""
     with way_on(checkpoint):
         return _state(checkpoint)
 
 
 def read_watch(checkpoint: Path) -> dict[str, Any]:
-    """Returns the state of the watch. Raises RequestError if its file is missing or damaged."""
+    """Returns the state of the watch (detector of spikes) that a checkpoint holds. Raises RequestError if its file is
+    missing or damaged."""
     path = checkpoint / WATCH
     with way_on(checkpoint):
         try:
@@ -278,8 +281,8 @@ def load_model(checkpoint: Path, model: nn.Module, groups: ProcessGroups | None 
 def load_optimizer(
     checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, groups: ProcessGroups | None = None
 ) -> None:
-    """Fills `optimizer.state`, so that training continues with the step that would have followed. Raises RequestError
-    if the checkpoint is damaged or of another model."""
+    """Restores the optimizer's state from a checkpoint, so that training continues as if it had not stopped. Raises
+    RequestError if the checkpoint is damaged or of another model."""
     groups = groups or ProcessGroups.alone()
     parameters = dict(model.named_parameters())
     places, known = places_of(model), known_anywhere(parameters, groups)
@@ -319,8 +322,8 @@ def _numbers(text: str, checkpoint: Path) -> dict[str, Any]:
 
 
 def _files(checkpoint: Path, kind: str) -> dict[Path, str]:
-    """Returns {file: SHA-256} of a kind, by rank. Raises RequestError if state.json lacks one of the files, or if the
-    folder has one that state.json does not name."""
+    """Returns {file: SHA-256} for a checkpoint's files of a kind (model or optimizer), by rank. Raises RequestError if
+    state.json lacks one of the files, or if the folder has one that state.json does not name."""
     hashes = _state(checkpoint)["sha256"]
     named = {name for name in hashes if (match := _FILE.fullmatch(name)) and match[1] == kind}
     names = [file_name(kind, rank, len(named)) for rank in range(max(1, len(named)))]
@@ -336,7 +339,8 @@ def _files(checkpoint: Path, kind: str) -> dict[Path, str]:
 
 
 def _verify(checkpoint: Path, kind: str, groups: ProcessGroups) -> None:
-    """Checks the hashes of the files of a kind, a share per rank. Raises RequestError on all ranks."""
+    """Compares a checkpoint's files of a kind (model or optimizer) with their recorded hashes, a share of the files on
+    each rank. Raises RequestError on all ranks if one differs."""
 
     def share() -> None:
         with way_on(checkpoint):
@@ -355,7 +359,8 @@ def _verify(checkpoint: Path, kind: str, groups: ProcessGroups) -> None:
 
 @contextmanager
 def _stored(checkpoint: Path, kind: str) -> Iterator[StoredPieces]:
-    """Yields the tensors in the files of a kind, which must be verified already."""
+    """Yields the tensors that a checkpoint's files of a kind (model or optimizer) hold; the files must be verified
+    already."""
     with way_on(checkpoint):
         try:
             stored = StoredPieces(list(_files(checkpoint, kind)))
@@ -367,7 +372,8 @@ def _stored(checkpoint: Path, kind: str) -> Iterator[StoredPieces]:
 
 @contextmanager
 def way_on(checkpoint: Path) -> Iterator[None]:
-    """Context manager that adds the checkpoint to continue from to the message of a RequestError raised inside."""
+    """Context manager inside which the message of a RequestError gets a further sentence: the checkpoint to continue
+    from."""
     try:
         yield
     except RequestError as error:
@@ -385,7 +391,7 @@ def _way_on(run: Path, damaged: str) -> str:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Returns True if all files of a checkpoint have the hashes that its state names."""
+    """Returns True if all files of a checkpoint have the hashes that its state.json records."""
     try:
         files = {**_files(checkpoint, MODEL), **_files(checkpoint, OPTIMIZER)}
         if kept := _state(checkpoint)["sha256"].get(WATCH):
@@ -429,8 +435,9 @@ def _folder_name(step: int) -> str:
 
 
 def _match(wanted: dict[str, tuple[int, ...]], known: set[str], given: dict[str, tuple[int, ...]], where: Path) -> None:
-    """Raises RequestError if tensors differ from the model's. `wanted`: {name: shape} of tensors with a shard on this
-    rank; `known`: names of all the model's tensors; `given`: {name: shape} in the checkpoint."""
+    """Raises RequestError if a checkpoint's tensors differ from the model's in name or shape. `wanted`: {name: shape}
+    of tensors with a shard on this rank; `known`: names of all the model's tensors; `given`: {name: shape} in the
+    checkpoint."""
     for name, shape in wanted.items():
         if name not in given:
             raise RequestError(f"{where} has no tensor {name}: it belongs to another model", code="missing", field=name)

@@ -45,8 +45,8 @@ def score(
     objective: ObjectiveConfig = NEXT_TOKEN,
     groups: ProcessGroups = ALONE,
 ) -> dict[str, Any]:
-    """Returns the measures of `evaluate` over given windows: rank r of n reads every n-th batch; sums are in the order
-    of the windows."""
+    """Returns the measures of `evaluate` (loss, perplexity, ...) over the given windows: rank r of n reads every n-th
+    batch; sums are in the order of the windows."""
     found: list[list[float]] = []
     was_training, each = model.training, iter(windows)
     model.eval()
@@ -71,8 +71,8 @@ def score(
 
 
 def frequency_loss(windows: EvaluationWindows) -> float:
-    """Returns the entropy of the scored targets' frequencies, in nats: a predictor that sees no context has at least
-    this loss on them."""
+    """Returns the loss in nats of a predictor that knows only the frequencies of the held-out targets: their entropy,
+    the least loss possible without context."""
     targets = torch.cat([batch.targets[batch.targets != IGNORED] for batch, _ in windows])
     shares = targets.unique(return_counts=True)[1].double() / len(targets)
     return float(torch.special.entr(shares).sum())
@@ -86,8 +86,9 @@ def extrapolate(
     max_tokens: int = 16384,
     objective: ObjectiveConfig = NEXT_TOKEN,
 ) -> list[dict[str, Any]]:
-    """Returns the loss at 1, 2, 4 and 8 times the training context, over equal tokens: slices of the longest length are
-    cut into windows of each length. A length that model or text do not support has a `reason`."""
+    """Returns a row for each of 1, 2, 4 and 8 times the training context, with the loss at that length, over equal
+    tokens: slices of the longest length are cut into windows of each length. A length that model or text do not
+    support has a `reason`."""
     lengths = [times * context for times in (1, 2, 4, 8)]
     longest = max((length for length in lengths if length < len(text.validation)), default=context)
     stretches = objective.evaluation(text, longest, max(max_tokens, longest), 8, model.config).starts

@@ -17,7 +17,7 @@ from glassformer.parts.region import compiled_regions
 def fast_training(
     device: str = "auto", dtype: str = "auto", threads: int | None = None, compile: bool | None = None
 ) -> Iterator[machine.Settings]:
-    """Makes your training loop over `model.loss` as fast as `gf.train`, inside a `with` block.
+    """Makes a training loop over `model.loss` that runs inside the `with` block as fast as `gf.train`.
 
     torch uses all cores, the process keeps the memory that a step frees, and the elementwise regions of models are
     compiled for the shapes of the first steps. Shapes that change from step to step compile again, a few times, and

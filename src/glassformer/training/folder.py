@@ -36,8 +36,8 @@ FREE = {"device", "threads", "compile", "checkpoint_seconds", "async_save", "wat
 
 
 def check_folder(out: str | Path | None, resume: bool, try_to_write: bool = True) -> Path | None:
-    """Returns the folder of a run, which may not exist yet. Raises RequestError if it cannot be written, holds a run
-    that is not to be resumed, or holds other files. Leaves the disk unchanged.
+    """Returns the folder `out` of a run as a path; the folder may not exist yet. Raises RequestError if it cannot be
+    written, holds a run that is not to be resumed, or holds other files. Leaves the disk unchanged.
 
     `try_to_write`: makes the folder and removes it again; only one of several processes may do so."""
     if out is None:
@@ -120,8 +120,8 @@ def as_it_began(recipe: Recipe, found: Path | None) -> Recipe:
 
 
 def check_same_run(folder: Path, config: ModelConfig, recipe: Recipe, pretrained: Pretrained | None = None) -> None:
-    """Raises RequestError if the model, the recipe, the source code of a part from outside the package, or the initial
-    weights differ from those that the run started with."""
+    """Raises RequestError if a run to be resumed would differ from its start: in the model, the recipe, the source code
+    of a part from outside the package, or the initial weights."""
     check_origin(folder, pretrained)
     check_sources(_hashes(folder), f"the start of the run in {folder}")
     if difference := ModelConfig.from_file(folder / "config.yaml").diff(config):
@@ -153,8 +153,8 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def deferred_interrupt(asked: threading.Event, heard: Callable[[int], None] = lambda number: None) -> Iterator[None]:
-    """Makes Ctrl-C and SIGTERM set the event `asked` instead of interrupting a step; a second Ctrl-C interrupts at
-    once. `heard` is called with the number of the first signal."""
+    """Context manager inside which Ctrl-C and SIGTERM set the event `asked` instead of interrupting a step; a second
+    Ctrl-C interrupts at once. `heard` is called with the number of the first signal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

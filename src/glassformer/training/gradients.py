@@ -25,7 +25,7 @@ Order = Literal["sequence", "tree"]
 
 
 class StepState(Protocol):
-    """Interface of the fields of a training run on which the gradients of a step depend."""
+    """Interface of the fields of a training run that determine the gradients of a step."""
 
     @property
     def model(self) -> Model: ...
@@ -43,13 +43,13 @@ class StepState(Protocol):
 
 
 class Sums:
-    """Interface of a way to sum the gradients of a batch's microbatches into `p.grad`, with the batch's loss and the
-    norm of the sum."""
+    """Interface of a way to sum gradients: it adds those of a batch's microbatches to `p.grad`, and gives the batch's
+    loss and the norm of the sum."""
 
     order: ClassVar[Order]
 
     def backward(self, run: StepState, batch: Batch) -> float:
-        """Adds the gradients of a batch to `p.grad`; returns the mean loss."""
+        """Computes the gradients of a batch and adds them to `p.grad`; returns the mean loss."""
         raise NotImplementedError(f"{type(self).__name__} adds nothing up")
 
     def norm(self, run: StepState) -> float:
@@ -103,8 +103,8 @@ class AsTree(Sums):
 
 
 class Staged(AsTree):
-    """Sum as a tree if ranks are pipeline stages with a part of the layers each, through which atoms (microbatches)
-    flow (`parallel/stages.py`)."""
+    """Sum as a tree for pipeline parallelism: each rank has a part of the layers (a stage), through which atoms
+    (microbatches) flow (`parallel/stages.py`)."""
 
     def backward(self, run: StepState, batch: Batch) -> float:
         from glassformer.parallel.stages import Stages
@@ -130,7 +130,7 @@ ORDERS: dict[Order, Sums] = {sums.order: sums for sums in (InSequence(), AsTree(
 
 
 def sums_of(order: Order, groups: ProcessGroups) -> Sums:
-    """Returns the implementation of an order of sums for these ranks."""
+    """Returns the object that sums gradients in the given order (`sequence` or `tree`) for these ranks."""
     return Staged() if groups.layout.pp > 1 else ORDERS[order]
 
 
@@ -139,8 +139,8 @@ def _atoms(run: StepState, batch: Batch) -> list[tuple[Batch, float]]:
 
 
 def seed_draws(device: str, seed: int) -> None:
-    """Seeds the generators that a step on this device draws from; torch.manual_seed also records the call for every
-    other kind of device, which takes a thirtieth of a small model's step."""
+    """Seeds the random generators that a step on this device uses. torch.manual_seed would also record the call for
+    every other kind of device, which takes a thirtieth of a small model's step."""
     if device == "cpu":
         torch.default_generator.manual_seed(seed)
     else:
@@ -148,7 +148,8 @@ def seed_draws(device: str, seed: int) -> None:
 
 
 def of_piece(run: StepState, piece: Batch, share: float) -> float:
-    """Adds the gradient of a microbatch, times its `share` of the batch; returns loss times share."""
+    """Computes the gradient of a microbatch and adds it, times the microbatch's `share` of the batch, to `p.grad`;
+    returns loss times share."""
     with compiled_regions(run.how.compile):
         with run.how.autocast():
             loss = run.recipe.objective.loss(run.model, piece.to(run.how.device))
@@ -162,7 +163,7 @@ def gradient_norm(model: nn.Module) -> float:
 
 
 def clip(model: nn.Module, limit: float | None, norm: float) -> None:
-    """Scales gradients of norm `norm` down to `limit` if the norm exceeds it."""
+    """Scales the gradients down to the norm `limit` if their norm `norm` exceeds it; None for no limit."""
     if limit is not None and norm > limit:
         here = [local(p.grad) for p in model.parameters() if p.grad is not None]
         scale = (limit / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)  # as torch does, for whole and sharded gradients

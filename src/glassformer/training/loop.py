@@ -38,7 +38,7 @@ FEWEST, APART = 2, 10
 
 
 def unheard(words: str) -> None:
-    """Does nothing with `words`: the default of `say`."""
+    """Ignores the sentence `words`: the default of `say`."""
 
 
 def train(
@@ -82,10 +82,11 @@ def train(
 def run_request(
     request: Request, callbacks: Sequence[Callback] = (), *, before: bool = False, say: Callable[[str], None] = unheard
 ) -> Run:
-    """Trains by a checked request.
+    """Trains a model as a checked request says, and returns the run.
 
-    before evaluate before the first step say receives a sentence when the run is asked to stop, and another one before
-    the last checkpoint"""
+    before   True to evaluate before the first step too
+    say      function that receives a sentence when the run is asked to stop, and another one before the last
+    checkpoint"""
     machine.apply(request.how)
     check_callbacks(callbacks)
     groups = request.groups
@@ -113,7 +114,7 @@ def run_request(
 
 
 def begin(run: Training, request: Request, callbacks: Sequence[Callback]) -> None:
-    """Makes the run's callbacks, and restores the checkpoint that it resumes."""
+    """Prepares a run for its first step: makes its callbacks, and restores the checkpoint that it resumes."""
     log, divergence, spikes = Log(), Divergence(), SpikePolicy(run)
     run.own = [log, ClipQK(run), Watching(run), divergence, spikes]
     run.callbacks = [*run.own[:-1], *callbacks, spikes]
@@ -125,7 +126,7 @@ def begin(run: Training, request: Request, callbacks: Sequence[Callback]) -> Non
 
 def to_the_end(run: Training, before: bool = False, say: Callable[[str], None] = unheard) -> None:
     """Takes steps, evaluates and saves checkpoints until the run is done, has diverged, or is interrupted. `before`:
-    evaluate before the first step too. Raises Interrupted."""
+    True to evaluate before the first step too. Raises Interrupted."""
     if run.share < 1:
         warm_up(run)
     run.spent["loading"] = time.perf_counter() - run.began
@@ -209,7 +210,8 @@ def set_learning_rate(run: Training) -> float:
 
 
 def backward(run: Training, batch: Batch) -> float:
-    """Adds the gradients of a batch, in microbatches of `micro_batch` sequences; returns the mean loss."""
+    """Computes the gradients of a batch, in microbatches of `micro_batch` sequences, and adds them to `p.grad`; returns
+    the mean loss."""
     return run.sums.backward(run, batch)
 
 
@@ -219,7 +221,8 @@ def gradient_norm(run: Training) -> float:
 
 
 def warm_up(run: Training) -> None:
-    """Compiles and touches memory before the clock runs; leaves weights, buffers and optimizer state unchanged."""
+    """Compiles code and touches memory before the clock of a run starts; leaves weights, buffers and optimizer state
+    unchanged."""
     kept = [buffer.clone() for buffer in run.model.buffers()]
     try:
         backward(run, run.batches[0])
@@ -245,14 +248,14 @@ def evaluation_due(run: Training, since: float) -> bool:
 
 
 def stopping(run: Training) -> str:
-    """Returns the sentence that answers Ctrl-C or SIGTERM at once."""
+    """Returns the sentence that is shown at once when Ctrl-C or SIGTERM asks a run to stop."""
     ends = f"stopping once step {run.step + 1:,} or the evaluation under way has ended"
     saves = "nothing is saved, as no folder was named (--out)" if run.folder is None else "then it is saved"
     return f"{ends}; {saves}; Ctrl-C again stops at once, without saving"
 
 
 def stopped(run: Training) -> Interrupted:
-    """Returns the error of a run that was asked to stop, with the exit status of the signal that asked."""
+    """Returns the error `Interrupted` for a run that was asked to stop, with the exit status of the signal."""
     error = Interrupted(how_to_go_on(run), code="stopped")
     if run.asked == signal.SIGTERM:
         error.exit_status = 128 + signal.SIGTERM

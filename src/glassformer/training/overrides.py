@@ -19,9 +19,9 @@ _AXES = ("schedule", "optimizer", "objective")
 
 
 def with_recipe(recipe: Recipe, overrides: Mapping[str, str]) -> Recipe:
-    """Returns the recipe with these fields changed. `warmup` sets the field of the schedule, `betas` and `adam_eps`
-    fields of the optimizer; another schedule or optimizer has its default fields. Raises RequestError for an unknown
-    field, and for another optimizer if the recipe sets fields of the present optimizer."""
+    """Returns the recipe with the fields in `overrides` changed. `warmup` sets the field of the schedule, `betas` and
+    `adam_eps` fields of the optimizer; another schedule or optimizer has its default fields. Raises RequestError for
+    an unknown field, and for another optimizer if the recipe sets fields of the present optimizer."""
     paths = {field: _PATHS.get(field, field) for field in overrides}
     if kind := next((overrides[field] for field in overrides if paths[field] == "optimizer"), None):
         _refuse_losing(recipe.optimizer, kind)

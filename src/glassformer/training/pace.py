@@ -51,7 +51,7 @@ DECIDED = ("batch_size", "evaluation_tokens")
 
 @dataclass(frozen=True)
 class StepPace:
-    """Measured steps of one kind.
+    """Measured times of one model's steps of one kind, training or decoding.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ def decided(
 
 
 def outlook(recipe: Recipe, tokens_per_second: float, starting: float | None = None, runs: int = 1) -> str:
-    """Returns a sentence about runs with a budget of minutes: steps, and the time beyond training.
+    """Returns a sentence on what to expect of runs with a budget of minutes: their steps, and the time beyond training.
 
     starting      seconds of a process until it trains; None if they are not known
     runs          number of runs, one after the other"""
@@ -228,8 +228,8 @@ def decoding_pace(
 
 
 def _add(found: dict[str, StepPace], name: str, seconds: float, tokens: float) -> None:
-    """Adds a step of `seconds` and `tokens` to `found[name]`, the pace of the model `name`; creates the pace if
-    missing."""
+    """Adds a timed step of `seconds` and `tokens` to the record `found[name]` of the model `name`; creates the record
+    if missing."""
     before = found[name].steps if name in found else ()
     found[name] = StepPace((*before, seconds), tokens)
 

@@ -22,14 +22,15 @@ NAME = "name"
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Weights of a model that was trained before, or converted. `name` identifies them in messages."""
+    """Initial weights from a model that was trained before, or converted. `name` identifies them in messages."""
 
     name: str
     tensors: Mapping[str, Tensor] = field(repr=False)
 
     @classmethod
     def of(cls, model: nn.Module, name: str = "the model given") -> Pretrained:
-        """Copies all that a checkpoint of the model would hold, in fp32. Raises RequestError for quantised weights."""
+        """Makes initial weights from a model: copies of all values that its checkpoint would hold, in fp32. Raises
+        RequestError for quantised weights."""
         values = {path: value.detach().cpu() for path, value in model.state_dict().items()}
         for path, parameter in model.named_parameters():
             if path not in values or not parameter.dtype.is_floating_point:
@@ -42,7 +43,7 @@ class Pretrained:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of names, shapes and values."""
+        """SHA-256 of the weights' names, shapes and values."""
         hashed = hashlib.sha256()
         for path, value in sorted(self.tensors.items()):
             hashed.update(f"{path}{tuple(value.shape)}{value.dtype}".encode())
@@ -50,7 +51,7 @@ class Pretrained:
         return hashed.hexdigest()
 
     def check(self, config: ModelConfig) -> None:
-        """Raises RequestError unless names and shapes are those of a model of this config."""
+        """Raises RequestError if the weights differ in names or shapes from those of a model of this config."""
         wanted = {path: tuple(value.shape) for path, value in config.outline().state_dict().items()}
         given = {path: tuple(value.shape) for path, value in self.tensors.items()}
         for path in sorted(wanted.keys() | given.keys()):
@@ -68,7 +69,8 @@ class Pretrained:
 
     @classmethod
     def read(cls, path: str | Path, fingerprint: str) -> Pretrained:
-        """Reads a file that `save` wrote. Raises RequestError if it has another fingerprint or is damaged."""
+        """Reads weights from a file that `save` wrote. Raises RequestError if they have another fingerprint or the file
+        is damaged."""
         try:
             with safe_open(path, "pt") as file:
                 held = cls(
@@ -94,7 +96,7 @@ def write_origin(folder: Path, given: Pretrained | None) -> None:
 
 
 def origin(folder: Path) -> tuple[str | None, str | None]:
-    """Returns name and fingerprint of the initial weights of the run in a folder; None and None if they are random.
+    """Returns (name, fingerprint) of the initial weights of the run in a folder; (None, None) if they are random.
     Raises RequestError for a damaged file."""
     try:
         held = json.loads((folder / FILE).read_text(encoding="utf-8"))

@@ -42,7 +42,7 @@ class Progress(Written):
 
 
 class _Row(Written):
-    """Line of metrics.jsonl: the part that every line has."""
+    """Fields that every line of metrics.jsonl has."""
 
     step: Count
     """Optimizer step, from 1."""
@@ -57,7 +57,7 @@ class _Row(Written):
 
 
 class _Taken(_Row):
-    """Line of metrics.jsonl after a step."""
+    """Line of metrics.jsonl for a step that updated the weights."""
 
     loss: float
     """Training loss of the step's batch, in nats per token."""
@@ -70,14 +70,14 @@ class _Taken(_Row):
 
 
 class _Skipped(_Row):
-    """Line of metrics.jsonl after a step that was left out: the weights did not change."""
+    """Line of metrics.jsonl for a step that was left out: the weights did not change."""
 
     skipped: float | str
     """Loss of the step, or the reason."""
 
 
 class _Validated(_Row):
-    """Line of metrics.jsonl after a validation."""
+    """Line of metrics.jsonl for an evaluation on held-out text."""
 
     validation: Measures
     """Loss on held-out text."""
@@ -88,7 +88,7 @@ _ROWS: TypeAdapter[Any] = TypeAdapter(_Taken | _Skipped | _Validated)
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a metrics.jsonl, without invalid lines, such as a last one cut by a crash. Raises
-    RequestError."""
+    RequestError for a file that cannot be read."""
     rows: list[dict[str, Any]] = []
     try:
         rows = [row for line in path.read_text(encoding="utf-8").splitlines() if (row := metrics_row(line))]

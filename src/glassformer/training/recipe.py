@@ -105,7 +105,7 @@ class Recipe(Value):
     @field_validator("dtype", "device", mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
-        """Converts torch's objects to their names: torch.bfloat16, torch.device("cuda:0")."""
+        """Converts torch objects such as torch.bfloat16 and torch.device("cuda:0") to their names."""
         return str(value).removeprefix("torch.") if isinstance(value, torch.dtype | torch.device) else value
 
     @model_validator(mode="after")
@@ -127,7 +127,7 @@ class Recipe(Value):
 
     @property
     def atoms(self) -> int:
-        """Microbatches of an optimizer step."""
+        """Number of microbatches (atoms) in an optimizer step."""
         return self.batch_size // (self.micro_batch or self.batch_size)
 
     def peak_learning_rate(self, config: ModelConfig) -> float:
@@ -225,7 +225,7 @@ class Recipe(Value):
 
     @classmethod
     def of(cls, **fields: object) -> Recipe:
-        """Returns a recipe of fields that a user has given.
+        """Makes a recipe from fields that a user has given by name.
 
         Parameters
         ----------

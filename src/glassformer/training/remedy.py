@@ -17,7 +17,8 @@ OUT = "--out"
 
 
 def remedy(folder: Path, tries: Sequence[str]) -> str:
-    """Returns the command that tries the first of `tries` on a run; empty if no command is known.
+    """Returns the command that repeats a failed run with the first of the changes `tries`; empty if no command is
+    known.
 
     Parameters
     ----------
@@ -58,7 +59,8 @@ def _again(words: list[str], at: int, end: int, tries: Sequence[str]) -> str:
 
 
 def _model(words: Sequence[str]) -> int:
-    """Returns the index of the model's expression. Raises ValueError if no word is an expression."""
+    """Returns the index of the model's expression among the words of a command. Raises ValueError if no word is an
+    expression."""
     free = [i for i in range(2, len(words)) if not words[i].startswith("-")]
     # words after an option are tried last, because --out NAME is more frequent than --watch MODEL
     for i in sorted(free, key=lambda i: words[i - 1].startswith("-")):
@@ -69,14 +71,14 @@ def _model(words: Sequence[str]) -> int:
 
 
 def _without(words: Sequence[str], *options: str) -> list[str]:
-    """Returns the words without options that take a value, each with its value, and without --resume."""
+    """Returns the words of a command with --resume removed, and with these `options` and their values removed."""
     valued = {i for i, word in enumerate(words) if word in options}
     kept = [word for i, word in enumerate(words) if i not in valued and i - 1 not in valued]
     return [word for word in kept if word != "--resume" and word.partition("=")[0] not in options]
 
 
 def _elsewhere(words: list[str]) -> list[str]:
-    """Returns the words with another output folder, which does not exist yet."""
+    """Returns the words of a command with another output folder, which does not exist yet."""
     for i, word in enumerate(words):
         if word.startswith(f"{OUT}="):
             return [*words[:i], f"{OUT}={_free(word.removeprefix(f'{OUT}='))}", *words[i + 1 :]]

@@ -22,8 +22,8 @@ SHARED = 0.1
 
 
 def passes(recipe: Recipe, config: ModelConfig, text: Tokens) -> float | None:
-    """Returns how often a run will read the training text; None for a budget of minutes, and for tasks, whose rows are
-    drawn without end."""
+    """Returns the number of times that a run will read the whole training text; None for a budget of minutes, and for
+    tasks, whose rows are drawn without end."""
     if recipe.epochs is not None:
         return recipe.epochs
     steps = recipe.num_steps(config)
@@ -31,16 +31,20 @@ def passes(recipe: Recipe, config: ModelConfig, text: Tokens) -> float | None:
 
 
 def times_read(tokens: int, recipe: Recipe, text: Tokens) -> float | None:
-    """Returns how often a run of `tokens` reads the training text; None for data that is drawn without end."""
+    """Returns the number of times that a run of `tokens` tokens reads the whole training text; None for data that is
+    drawn without end."""
     return tokens / len(text.train) if recipe.objective.repeats and not text.train.task else None
 
 
 def repeat_notes(found: Mapping[str, float | None], several: bool = False) -> list[str]:
     """Returns [a note] if the training text is read more than MOST_PASSES times, otherwise [].
 
-    Parameters ---------- found Passes of each model over the training text; None if they are not known. several True if
-    the note names the models.
-    """
+    Parameters
+    ----------
+    found
+        Passes of each model over the training text; None if they are not known.
+    several
+        True if the note names the models."""
     many = {name: times for name, times in found.items() if times is not None and times > MOST_PASSES}
     if not many:
         return []
@@ -78,7 +82,7 @@ def _inside(train: bytes, piece: bytes, width: int) -> bool:
 
 
 def _pieces(text: Tokens) -> Iterator[np.ndarray]:
-    """Yields pieces of the held-out text, evenly spread, each from one document."""
+    """Yields slices of the held-out text, evenly spread, each from one document."""
     tokens, starts = text.validation.tokens, text.validation.document_starts.astype(np.int64)
     of_byte = len(tokens) / max(1, text.validation.bytes)
     length, least = (max(8, round(size * of_byte)) for size in (PIECE_BYTES, LEAST_BYTES))

@@ -50,7 +50,7 @@ class Request:
     """Initial weights; None for random ones."""
 
     def describe(self) -> dict[str, Any]:
-        """Returns the model and the recipe as plain trees."""
+        """Returns the model's config and the recipe as plain nested values."""
         return {"model": self.config.to_dict(), "recipe": to_plain(self.recipe)}
 
     @property
@@ -70,8 +70,9 @@ def prepare_run(
     pretrained: Pretrained | None = None,
     layout: Layout | str | None = None,
 ) -> Request:
-    """Checks a run as far as possible, first without the text, and reads the text; `progress` receives reports of the
-    reading. Parameters are those of `train`. Writes nothing into `out`. Raises RequestError.
+    """Makes the request of a training run: checks it as far as possible, first without the text, and reads the text;
+    `progress` receives reports of the reading. Parameters are those of `train`. Writes nothing into `out`. Raises
+    RequestError.
 
     A process that torchrun, SLURM or `--processes` has started joins the others."""
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.of(**recipe)
@@ -89,8 +90,8 @@ def check_run(
     tokenizer: str | Tokenizer, vocab_size: int | None, progress: OnProgress | None, pretrained: Pretrained | None,
     layout: Layout,
 ) -> None:  # fmt: skip
-    """Checks a run as `prepare_run` does, for processes of `layout` that are not started yet, and prepares the text for
-    them. Raises RequestError."""
+    """Checks a run as `prepare_run` does, before the processes of `layout` that will share it are started, and prepares
+    the text for them. Raises RequestError."""
     _prepare(config, data, recipe, out, resume, tokenizer, vocab_size, progress, pretrained, layout)
 
 
@@ -139,7 +140,8 @@ def check_unchanged(request: Request) -> None:
 
 
 def settings(config: ModelConfig, recipe: Recipe) -> machine.Settings:
-    """Returns device, dtype, threads and compilation of a run; by default compiles only if `worth_compiling`."""
+    """Returns the machine settings of a run: device, dtype, threads and compilation; by default compiles only if
+    `worth_compiling`."""
     compile = False if recipe.compile is None and not worth_compiling(config, recipe) else recipe.compile
     return machine.settings(recipe.device, recipe.dtype, recipe.threads, compile)
 
@@ -155,8 +157,8 @@ def worth_compiling(config: ModelConfig, recipe: Recipe) -> bool:
 
 
 def fit(config: ModelConfig, vocab_size: int, context: int, padded: int | None = None) -> ModelConfig:
-    """Returns the config with the training context and the text's vocabulary, or `padded` if given. Raises RequestError
-    if `padded`, or the encoder's vocabulary, is smaller than the text's."""
+    """Returns the model's config with the training context and the vocabulary size of the text, or `padded` if given.
+    Raises RequestError if `padded`, or the encoder's vocabulary, is smaller than the text's."""
     own = None if config.encoder is None else config.encoder.vocab_size
     for field, size in (("vocab_size", padded), ("encoder.vocab_size", own)):
         if size is not None and size < vocab_size:
@@ -192,13 +194,14 @@ def refuse_early(config: ModelConfig, recipe: Recipe) -> None:
 
 
 def refuse_untrained(config: ModelConfig, device: str) -> None:
-    """Raises RequestError for a kernel that has no backward pass on the device."""
+    """Raises RequestError for a model with a kernel that has no backward pass on the device."""
     for block in config.layers():
         block.mixer.check_training(config.ctx, device)
 
 
 def refuse_short(config: ModelConfig) -> None:
-    """Raises RequestError if either tower has fewer positions than the context: a source may be as long as a target."""
+    """Raises RequestError if the model's decoder or encoder has fewer positions than the context: a source may be as
+    long as a target."""
     limits = {"embedding.position.length": config.embedding.limit(config.ctx)}
     if (encoder := config.encoder) is not None:
         limits["encoder.context"] = encoder.context
@@ -212,7 +215,8 @@ def refuse_short(config: ModelConfig) -> None:
 
 
 def check_alike(request: Request) -> None:
-    """Raises RequestError, on all ranks, if they differ in something that decides a run, or do not share the folder."""
+    """Raises RequestError, on all ranks, if the ranks' requests differ in something that decides the run, or if they do
+    not share the folder."""
     groups = request.groups
     if groups.world == 1:
         return
@@ -226,7 +230,8 @@ def check_alike(request: Request) -> None:
 
 
 def _check_folder(groups: ProcessGroups, folder: Path | None) -> None:
-    """Raises RequestError on all ranks if one of them cannot read a word that rank 0 writes into the folder."""
+    """Raises RequestError on all ranks if a rank cannot read what rank 0 writes into the folder, a sign that it is not
+    shared."""
     assert folder is not None
     path, word = folder / ".groups", secrets.token_hex(8)
     if groups.leads:

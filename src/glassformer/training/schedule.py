@@ -15,12 +15,12 @@ class ScheduleConfig(PartConfig, axis="schedule"):
     """Steps of linear rise if 1 or more, else a fraction of the run."""
 
     def rise(self, n: float) -> float:
-        """Returns the steps of the warm-up, at most the whole run."""
+        """Returns the number of warm-up steps in a run of n steps."""
         return min(self.warmup if self.warmup >= 1 else self.warmup * n, n)
 
     def factor(self, t: float, n: float) -> float:
-        """Returns the factor of the peak: (t + 1) / (w + 1) over w warm-up steps, then `after(u)`, u = (t - w) / (n -
-        w) in [0, 1]."""
+        """Returns the learning rate at step t of n, as a factor of its peak: (t + 1) / (w + 1) over w warm-up steps,
+        then `after(u)`, u = (t - w) / (n - w) in [0, 1]."""
         w = self.rise(n)
         if t < w:
             return (t + 1) / (w + 1)
@@ -41,7 +41,7 @@ class CosineConfig(ScheduleConfig, kind="cosine"):
 
 
 class ConstantConfig(ScheduleConfig, kind="constant"):
-    """Constant schedule: 1 after the warm-up."""
+    """Constant schedule: the learning rate stays at its peak after the warm-up."""
 
     def after(self, u: float) -> float:
         return 1.0

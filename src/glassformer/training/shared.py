@@ -23,7 +23,8 @@ PLANNED = ("micro", "recompute")
 
 
 def layout_of(asked: Layout | str | None, world: int) -> Layout:
-    """Returns the requested layout, or FSDP over all processes. Raises RequestError if it is not of `world` ranks."""
+    """Returns the requested division of work between processes, by default FSDP over all. Raises RequestError if it is
+    not for `world` processes."""
     layout = Layout.of(asked) if isinstance(asked, str) else asked
     if layout is None:
         return Layout(dp=world, zero=3 if world > 1 else 0)
@@ -84,7 +85,8 @@ def _check_words(layout: Layout) -> None:
 
 
 def _check_stages(config: ModelConfig, recipe: Recipe, layout: Layout) -> None:
-    """Raises RequestError if the run cannot be a pipeline: stages need next-token batches in equal microbatches."""
+    """Raises RequestError if the run cannot be divided into pipeline stages: these need next-token batches in equal
+    microbatches."""
     if layout.pp == 1:
         return
     from glassformer.parallel.stages import refuse_unstaged

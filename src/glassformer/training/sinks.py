@@ -27,7 +27,7 @@ Numbers = Mapping[str, float]
 
 
 class Sink(Protocol):
-    """Interface of a sink: receives the measurements of a step, by name."""
+    """Interface of a sink, a service that receives a copy of a run's measurements by name at each step."""
 
     def write(self, step: int, numbers: Numbers) -> None: ...
 
@@ -35,7 +35,7 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard; `tensorboard --logdir RUN` shows them."""
+    """Sink that writes event files to RUN/tensorboard; `tensorboard --logdir RUN` shows them."""
 
     package = "tensorboard"
 
@@ -53,7 +53,8 @@ class TensorBoard:
 
 
 class WandB:
-    """Sink to a run of the project `glassformer`; files in RUN/wandb. WANDB_MODE=offline needs no account."""
+    """Sink that sends measurements to Weights & Biases, project `glassformer`; files in RUN/wandb. WANDB_MODE=offline
+    needs no account."""
 
     package = "wandb"
 
@@ -70,7 +71,8 @@ class WandB:
 
 
 class Trackio:
-    """Sink to a run of the project `glassformer` in trackio's folder on this machine; `trackio show` draws it."""
+    """Sink that writes measurements to trackio's folder on this machine, project `glassformer`; `trackio show` draws
+    them."""
 
     package = "trackio"
 
@@ -129,7 +131,7 @@ class Logger:
                 self._try(name, sink.close)
 
     def __call__(self, report: Report) -> None:
-        """Writes the measurements of a step, of a validation, or of its events."""
+        """Writes the measurements of a report to the sinks: those of its step, validation or events."""
         if report.validation:
             found = {name: value for name, value in report.validation.items() if value is not None}
             self.write(report.step, {f"validation/{name}": value for name, value in found.items()})
@@ -141,8 +143,8 @@ class Logger:
             self.write(report.step, {name: getattr(report, name) for name in names} | flat(report.statistics or {}))
 
     def record(self, row: Mapping[str, Any]) -> None:
-        """Writes a row of dynamics.jsonl: statistics as STATISTIC/WHERE, for several heads the minimum, mean and
-        maximum; an event as event/NAME, with its size in sigmas, or 1 if it has no size."""
+        """Writes a row of dynamics.jsonl to the sinks: statistics as STATISTIC/WHERE, for several heads the minimum,
+        mean and maximum; an event as event/NAME, with its size in sigmas, or 1 if it has no size."""
         if "event" in row:
             sigmas = row.get("sigmas")
             measured = isinstance(sigmas, float) and math.isfinite(sigmas)
@@ -183,8 +185,8 @@ def open_sinks(names: Iterable[str], folder: Path, name: str, config: Mapping[st
 
 
 def flat(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Returns {STATISTIC/WHERE: number} from {STATISTIC: {WHERE: number or [number, ...]}}; lists as /min, /mean,
-    /max."""
+    """Flattens nested statistics: returns {STATISTIC/WHERE: number} from {STATISTIC: {WHERE: number or [number, ...]}};
+    lists as /min, /mean, /max."""
     made: dict[str, float] = {}
     for statistic, places in statistics.items():
         for where, value in places.items():

@@ -35,7 +35,7 @@ EVALUATIONS = 8
 
 
 class Hooks(Protocol):
-    """Interface of a callback; the hooks that report an event are called by name."""
+    """Interface of a callback as the training loop calls it; the hooks that report an event are called by name."""
 
     def around_backward(self, run: Training) -> AbstractContextManager[Any]: ...
     def before_update(self, run: Training, moment: Moment) -> None: ...
@@ -94,7 +94,7 @@ class Training:
 
     @property
     def read(self) -> dict[str, int]:
-        """Tokens that were read; for pairs also those of either side."""
+        """Numbers of tokens that the run has read: `tokens`, and for pairs also those of sources and targets."""
         return self.batches.read(self.step)
 
     @property
@@ -138,7 +138,7 @@ class Training:
             self.call("noticed", events)
 
     def went_back(self, step: int) -> None:
-        """Ends the present step without an update. A callback that has restored an earlier checkpoint calls it; `step`:
+        """Ends the present step without a weight update, after a callback has restored an earlier checkpoint. `step`:
         the step before the return."""
         self.take, self.back = False, True
         self.optimizer.zero_grad(set_to_none=True)
@@ -158,18 +158,19 @@ class Training:
             yield
 
     def beat(self) -> tuple[float, bool]:
-        """Returns what all ranks agree on after a step: rank 0's clock (s), and True if any rank is asked to stop."""
+        """Returns values on which all ranks agree after a step: rank 0's clock in seconds, and True if any rank is
+        asked to stop."""
         told = self.groups.numbers(time.monotonic(), float(self.interrupted.is_set()))
         return told[0][0], any(asked for _, asked in told)
 
     def record(self, row: dict[str, Any]) -> None:
-        """Adds a row of metrics.jsonl."""
+        """Adds a row of metrics.jsonl to `rows`, and calls the callbacks with it."""
         self.rows.append({"step": self.step, **self.read, "seconds": self.seconds, **row})
         self.call("recorded", self.rows[-1])
 
     @contextmanager
     def timed(self, work: str) -> Iterator[None]:
-        """Adds the seconds spent inside to `spent[work]`."""
+        """Context manager that adds the seconds spent inside to `spent[work]`."""
         began = time.perf_counter()
         try:
             yield
@@ -178,7 +179,7 @@ class Training:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a checkpoint: weights and optimizer state."""
+        """Size of the run's checkpoint in bytes: weights and optimizer state."""
         kept = [value for of in self.optimizer.state.values() for value in of.values() if isinstance(value, Tensor)]
         return sum(value.nbytes for value in (*self.model.state_dict().values(), *kept))
 
@@ -204,8 +205,8 @@ class Training:
         self.record({"validation": self.validation})
 
     def result(self) -> Run:
-        """Returns the Run. If several processes shared it, rank 0 has the whole model, as saved last, and the others
-        their shards."""
+        """Returns the finished `Run`. If several processes shared it, rank 0 has the whole model, as saved last, and
+        the others their shards."""
         model = self.model
         if self.groups.world > 1 and self.groups.leads and self.folder is not None and checkpoint.latest(self.folder):
             model = load_run(self.folder).model
@@ -285,7 +286,7 @@ class Training:
                 warnings.warn(f"{found} keeps the state of a callback {key}, which this run has not: it is dropped")
 
     def _users(self) -> Iterator[tuple[str, Hooks]]:
-        """Yields (key of its state, callback) for each callback that a user has passed."""
+        """Yields (key of its state, callback) for each callback that the user passed to the run."""
         seen: Counter[str] = Counter()
         for callback in self.callbacks:
             if callback not in self.own:
@@ -310,13 +311,13 @@ class Training:
 
 
 def identity(text: Tokens) -> list[str]:
-    """Returns values that identify the text: the name of its shards, which is a hash of their content, and its
+    """Returns values that identify a text: the name of its shards, which is a hash of their content, and its
     tokenizer."""
     return [text.train.folder.name, text.tokenizer.fingerprint()]
 
 
 def check_order(order: Order, groups: ProcessGroups, found: Path) -> None:
-    """Raises RequestError if several ranks share the atoms but the run sums gradients in sequence."""
+    """Raises RequestError if several ranks share the microbatches (atoms) of a run that sums gradients in sequence."""
     if order != "tree" and groups.world > 1:
         raise RequestError(
             f"{found} is of a run whose gradients are added up one after the other, as was done before there were "
@@ -326,7 +327,8 @@ def check_order(order: Order, groups: ProcessGroups, found: Path) -> None:
 
 
 def sharing(groups: ProcessGroups) -> Sharing:
-    """Returns the way a step is shared; torch.distributed is imported only for more than one process."""
+    """Returns the object that divides a step among processes; torch.distributed is imported only for more than one
+    process."""
     if groups.world == 1:
         return Sharing()
     from glassformer.parallel.apply import Ranks

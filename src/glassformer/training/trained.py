@@ -175,7 +175,8 @@ class Run(Tabular):
             yield from (unbroken(f"next: {command}{imports}") for command in self._next(quote(str(self.folder))))
 
     def _expected(self) -> Iterator[str]:
-        """Yields the kind of text to expect at this loss, and the tokens read per parameter if they are few."""
+        """Yields sentences on the kind of text to expect from the model at this loss, and on the tokens read per
+        parameter if they are few."""
         bits = None if self.validation is None else self.validation["bits_per_byte"]
         if bits is None or self.sample is None or not self.recipe.objective.continues:
             return
@@ -193,7 +194,7 @@ class Run(Tabular):
         yield f"at {decimals(bits)} bits per byte expect {words}{short}"
 
     def _spent(self) -> Iterator[str]:
-        """Yields the time of each kind of work if training was less than half."""
+        """Yields a sentence with the time of each kind of work, if training took less than half of the run."""
         total, training = sum(self.spent.values()), self.spent.get("training", 0.0)
         if total - training > max(training, UNNOTICED):
             spent = sorted(self.spent.items(), key=lambda one: -one[1])
@@ -201,7 +202,7 @@ class Run(Tabular):
             yield f"{clock(total)} in all: {parts}"
 
     def _next(self, folder: str) -> Iterator[str]:
-        """Yields the commands that come after this run."""
+        """Yields commands to type after this run, such as one that generates text."""
         if self.status != "ok":
             yield f"glassformer why {folder}"
             return
@@ -252,7 +253,7 @@ def load_run(path: str | Path) -> Loaded:
 
 
 def training_of(name: str) -> dict[str, Any] | None:
-    """Returns the steps and the recipe of the model of a run folder; None for another `name`."""
+    """Returns the number of steps and the recipe of the model in a run folder; None if `name` does not name one."""
     path = Path(name)
     if not (path / "latest").is_file() or not (path / "recipe.yaml").is_file():
         return None
@@ -262,10 +263,12 @@ def training_of(name: str) -> dict[str, Any] | None:
 
 
 def reading(config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer:
-    """Returns the tokenizer as used in training: it ends sources and embedded texts with the end token."""
+    """Returns the tokenizer with which the model reads texts as in training: it ends sources and embedded texts with
+    the end token."""
     return as_trained(tokenizer) if config.encoder is not None or config.head.vector else tokenizer
 
 
 def written_from(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns the start token of a target that is generated from a source, as in training; empty without an encoder."""
+    """Returns generation settings: the start token of a target that is generated from a source, as in training; empty
+    without an encoder."""
     return {} if config.encoder is None or tokenizer.eos_id is None else {START: tokenizer.eos_id}

@@ -43,7 +43,7 @@ class Callback:
         """
 
     def around_backward(self, run: Training) -> AbstractContextManager[Any]:
-        """Returns a context that is entered while the loss of a step and its gradients are computed.
+        """Returns a context manager inside which the run computes the loss of a step and its gradients.
 
         Parameters
         ----------
@@ -91,7 +91,7 @@ class Callback:
         """
 
     def noticed(self, run: Training, events: Sequence[dict[str, Any]]) -> None:
-        """Runs when the watch has found spikes, and when the run was rolled back.
+        """Runs when the watch has found spikes of loss or gradient norm, and when the run was rolled back.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class Callback:
         """
 
     def state(self) -> dict[str, Any]:
-        """Returns the values that the next step depends on, as JSON can hold them.
+        """Returns the callback's state, the values that the next step depends on, in a form that JSON can hold.
 
         Returns
         -------
@@ -163,7 +163,7 @@ class Callback:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Sets the values that `state` returned when the checkpoint was written.
+        """Restores the callback's state: the values that `state` returned when the checkpoint was written.
 
         Parameters
         ----------

@@ -39,7 +39,7 @@ class Log(Callback):
             self.file.close()
 
     def _open(self, run: Training) -> None:
-        """Opens the file, and cuts it and `run.rows` back to the present step of the run."""
+        """Opens metrics.jsonl, and removes from it and from `run.rows` the rows after the present step of the run."""
         if run.folder is None:
             return
         if self.file:

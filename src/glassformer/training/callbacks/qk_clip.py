@@ -9,7 +9,8 @@ from glassformer.training.state import Training
 
 
 class ClipQK(Callback):
-    """Callback that bounds attention logits by `recipe.qk_clip` (`dynamics.QKClip`)."""
+    """Callback that bounds attention logits by the limit `recipe.qk_clip`: it scales down W_q and W_k
+    (`dynamics.QKClip`)."""
 
     def __init__(self, run: Training):
         self.clip = QKClip(run.model, run.recipe.qk_clip)

@@ -11,7 +11,7 @@ from glassformer.training.state import Training
 
 @dataclass
 class Report:
-    """State of a run after a step, an evaluation, or an event."""
+    """Report on the state of a run after a step, an evaluation, or an event."""
 
     step: int
     steps: int | None
@@ -36,8 +36,8 @@ class Report:
 
 
 class Reporter(Callback):
-    """Callback that calls `tell` with a `Report` of every step, evaluation and event, after the first step that was
-    taken; if several processes share a run, only the first calls it."""
+    """Callback that calls the function `tell` with a `Report` after each step, evaluation and event, from the first
+    step on; if several processes share a run, only the first calls it."""
 
     def __init__(self, tell: Callable[[Report], object]):
         self.tell = tell

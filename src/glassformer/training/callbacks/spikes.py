@@ -10,9 +10,10 @@ from glassformer.training.state import Training
 
 
 class SpikePolicy(Callback):
-    """Callback that answers a spike by `recipe.on_spike`: go_on takes the step, skip leaves it out, roll_back returns
-    to the latest checkpoint and leaves out the batches up to the spike (Chowdhery et al. 2022, 2204.02311, section
-    5.1), or skips the step before the first checkpoint and after `ROLL_BACKS` returns."""
+    """Callback that reacts to a spike of the loss or gradient norm as `recipe.on_spike` says. go_on takes the step;
+    skip leaves it out; roll_back returns to the latest checkpoint and leaves out the batches up to the spike
+    (Chowdhery et al. 2022, 2204.02311, section 5.1), or skips the step before the first checkpoint and after
+    `ROLL_BACKS` returns."""
 
     def __init__(self, run: Training):
         self.run = run
@@ -25,8 +26,8 @@ class SpikePolicy(Callback):
             run.skip()
 
     def _roll_back(self, run: Training, moment: Moment) -> bool:
-        """Restores the latest checkpoint and returns True; returns False, with nothing done, if the run cannot go
-        back."""
+        """Restores the run from its latest checkpoint and returns True; if the run cannot return to one, does nothing
+        and returns False."""
         run.finish_saving()
         found = None if run.folder is None else checkpoint.latest(run.folder)
         if self.times == ROLL_BACKS or found is None:

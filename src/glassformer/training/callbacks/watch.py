@@ -12,8 +12,8 @@ from glassformer.training.state import Training
 
 
 class Watching(Callback):
-    """Callback that finds spikes, and writes statistics to dynamics.jsonl every `recipe.watch` steps
-    (`dynamics.Watch`)."""
+    """Callback that detects spikes of loss and gradient norm, and writes statistics of layers to dynamics.jsonl every
+    `recipe.watch` steps (`dynamics.Watch`)."""
 
     def __init__(self, run: Training):
         self.watch = Watch(run.model, run.recipe.watch, autocast=run.how.autocast, decode=run.text.tokenizer.decode)
@@ -56,7 +56,7 @@ class Watching(Callback):
             self.watch.restore(state["watch"])
 
     def _open(self, run: Training) -> None:
-        """Opens dynamics.jsonl, cut back to the present step of the run."""
+        """Opens dynamics.jsonl, and removes from it the rows after the present step of the run."""
         if run.folder is not None:
             if self.watch.records:
                 self.watch.records.close()

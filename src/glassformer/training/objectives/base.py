@@ -40,7 +40,7 @@ Text = TypeVar("Text", bound=Tokens)
 
 
 class Steps(Protocol):
-    """Interface of batches by step: a pure function of (seed, step, rank)."""
+    """Interface of a run's training batches, indexed by step; each is a pure function of (seed, step, rank)."""
 
     @property
     def tokens_per_step(self) -> float:
@@ -48,23 +48,27 @@ class Steps(Protocol):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Steps until everything was read at least once; None for rows that are drawn without end."""
+        """Number of steps after which all training data was read at least once; None for rows that are drawn without
+        end."""
 
     def __getitem__(self, step: int) -> Batch: ...
 
     def read(self, steps: int) -> dict[str, int]:
-        """Returns the counts of the first `steps`: `tokens`, and for pairs those of each side."""
+        """Returns the numbers of tokens read in the first `steps`: `tokens`, and for pairs also those of sources and
+        targets."""
 
 
 class Opening(NamedTuple):
-    """Start of a generated text, after training for an objective: ids (s,), and the encoder's source (t,)."""
+    """Start of a text that a trained model continues as a sample: its ids (s,), and the ids of the encoder's source
+    (t,)."""
 
     tokens: np.ndarray
     source: np.ndarray | None = None
 
 
 class Asked(NamedTuple):
-    """Held-out question: the start of the generated answer, and the ids of the source and of the correct target."""
+    """Held-out question for a model that generates answers: the ids with which the answer starts, those of the source,
+    and those of the correct answer."""
 
     opening: Opening
     source: np.ndarray
@@ -72,7 +76,7 @@ class Asked(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """Held-out question, its correct answer, and the model's, as texts."""
+    """Held-out question with its correct answer and the model's answer, as texts."""
 
     source: str
     right: str
@@ -80,7 +84,7 @@ class Answered(NamedTuple):
 
 
 class ObjectiveConfig(PartConfig, axis="objective"):
-    """Objective that a model is trained for: makes batches of a text, and computes their loss.
+    """Training objective of a model: makes batches from a text, and computes the loss of a batch.
 
     `KIND:VALUE` or `KIND:VALUE:VALUE` names one in a recipe and after --objective, where the values are those of the
     fields `values`.
@@ -117,14 +121,14 @@ class ObjectiveConfig(PartConfig, axis="objective"):
     """True if an answer may be right in part, so that the overlap of its words with the right one is measured."""
 
     def data(self, data: Any) -> Any:
-        """Returns the name of the data with the fields that this objective reads, FILE,column=FIELDS, if the data is a
-        JSON lines file without a named column; otherwise `data`."""
+        """Returns the name of the training data, completed by ",column=FIELDS" with the fields that this objective
+        reads, if it names a JSON lines file without columns; otherwise `data` unchanged."""
         if not self.fields or not isinstance(data, str | Path) or Path(data).suffix.lower() not in JSONL_SUFFIXES:
             return data
         return f"{data},column={JOIN.join(self.fields)}"
 
     def fitted(self, config: ModelConfig, text: Tokens) -> ModelConfig:
-        """Returns the config with the values that the data decide, such as names of classes."""
+        """Returns the model's config with the values that the training data determine, such as the names of classes."""
         return config
 
     def labels(self, config: ModelConfig) -> tuple[str, ...]:
@@ -132,12 +136,12 @@ class ObjectiveConfig(PartConfig, axis="objective"):
         return ()
 
     def answered(self, model: Model, text: Tokens, count: int, context: int) -> list[Answered]:
-        """Returns at most `count` held-out questions with the answers of a model that does not generate; empty for one
-        that does (`asked`)."""
+        """Returns at most `count` held-out questions with the model's answers, for a model that answers without
+        generating, such as a classifier; empty for a model that generates its answers (`asked`)."""
         return []
 
     def check(self, config: ModelConfig) -> None:
-        """Raises RequestError for a model that cannot learn this objective, or would learn nothing by it."""
+        """Raises RequestError for a model that cannot learn this objective, or to which it would teach nothing."""
         if not config.head.predicts_tokens:
             usual = usual_objective(config)
             remedy = "one of tokens (head.vector=false, no pool)" if usual == NEXT else f"--objective {usual}"
@@ -148,8 +152,8 @@ class ObjectiveConfig(PartConfig, axis="objective"):
             )  # fmt: skip
 
     def among(self, configs: Mapping[str, ModelConfig]) -> Self:
-        """Returns this objective for models that are compared, by name. Raises RequestError if one cannot learn it, or
-        if they would be trained on different texts."""
+        """Returns this objective, adapted to a comparison of the models {name: config}. Raises RequestError if a model
+        cannot learn it, or if the models would be trained on different texts."""
         for config in configs.values():
             self.check(config)
         return self
@@ -165,18 +169,18 @@ class ObjectiveConfig(PartConfig, axis="objective"):
             refuse_long(context, len(side), f"{name} text")
 
     def check_batch(self, text: Tokens, batch: int) -> None:
-        """Raises RequestError if batches of `batch` texts teach nothing."""
+        """Raises RequestError if a batch of `batch` texts is too small to learn from."""
 
     def batches(self, text: Tokens, batch: int, context: int, seed: int, config: ModelConfig | None = None) -> Steps:
-        """Returns the training batch of each step, for a model of this config; if None, for a usual model of the
-        objective."""
+        """Returns the training batches, one for each step, for a model of this config; if None, for a usual model of
+        the objective."""
         return Batches(text.train, batch, context, seed)
 
     def evaluation(
         self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
     ) -> EvaluationWindows:
-        """Returns the held-out windows, equal at every call. `EvaluationBatch.bytes` counts the bytes of each target, 0
-        if bits per byte of text mean nothing."""
+        """Returns the held-out windows on which the loss is measured, equal at every call. `EvaluationBatch.bytes`
+        counts the bytes of each target, 0 if bits per byte of text mean nothing."""
         return evaluation_windows(text.validation, context, max_tokens, token_bytes=text.token_bytes, batch=batch)
 
     def writes(self, config: ModelConfig) -> bool:
@@ -192,8 +196,8 @@ class ObjectiveConfig(PartConfig, axis="objective"):
         return Opening(whole_words(prose(tokens, length, decode), decode))
 
     def asked(self, text: Tokens, count: int, config: ModelConfig) -> list[Asked]:
-        """Returns at most `count` held-out questions with one correct answer; empty if a model of this config answers
-        no questions."""
+        """Returns at most `count` held-out questions that have one correct answer, for a model that generates its
+        answers; empty if a model of this config answers no questions."""
         return []
 
     def loss(self, model: Model, batch: Batch, reduction: str = "mean") -> Tensor:
@@ -203,12 +207,13 @@ class ObjectiveConfig(PartConfig, axis="objective"):
 
 
 def usual_objective(config: ModelConfig) -> str:
-    """Returns the kind of the objective that a model is trained for unless another is named: by its head."""
+    """Returns the kind of objective with which a model is trained by default, which depends on its head."""
     return config.head.gives if config.head.gives in OF_HEADS else NEXT
 
 
 def check_reading_all(objective: ObjectiveConfig, config: ModelConfig) -> None:
-    """Raises RequestError for a causal model, whose tokens attend only to earlier tokens."""
+    """Raises RequestError for a causal model (each token attends only to earlier tokens), because the objective needs
+    attention in both directions."""
     if all(block.mixer.causal(config.ctx) for block in config.layers()):
         raise RequestError(
             f"objective={objective.kind} needs a bidirectional model, and this one is causal: a token would be judged "
@@ -218,7 +223,7 @@ def check_reading_all(objective: ObjectiveConfig, config: ModelConfig) -> None:
 
 
 def read_by(text: Text, tokenizer: Tokenizer) -> Text:
-    """Returns the text with a tokenizer that adds special tokens to the text's, and encodes all else equally."""
+    """Returns the text with another tokenizer, which has added special tokens but gives the text equal ids."""
     lost = np.zeros(tokenizer.vocab_size - len(text.token_bytes), np.int64)
     return replace(text, tokenizer=tokenizer, token_bytes=np.concatenate([text.token_bytes, lost]))
 
@@ -230,12 +235,14 @@ def with_end(tokenizer: Tokenizer) -> FileTokenizer:
 
 
 def check_reading_on(config: ModelConfig) -> None:
-    """Raises RequestError if a token would attend to future tokens, other than within a given prefix."""
+    """Raises RequestError for a model that cannot generate from left to right: a token attends to future tokens outside
+    a given prefix."""
     check_causal(config, prefix=config.encoder is None)  # with a source, no prefix is given
 
 
 def check_causal(config: ModelConfig, prefix: bool = False) -> None:
-    """Raises RequestError if a token would attend to future tokens; with `prefix`, other than within a prefix."""
+    """Raises RequestError for a model in which a token attends to future tokens; with `prefix`, attention within a
+    prefix is allowed."""
     for layer, block in enumerate(config.layers()):
         if not (block.mixer.causal(config.ctx) or (prefix and block.mixer.takes_prefix(config.ctx))):
             raise RequestError(
@@ -252,8 +259,8 @@ def check_causal(config: ModelConfig, prefix: bool = False) -> None:
 
 
 def prose(ids: np.ndarray, length: int, decode: Decode) -> np.ndarray:
-    """Returns the first `length` consecutive `ids` that are mostly letters, from the start of a word. If the first
-    PLACES slices of this length have none, returns the first `length` ids."""
+    """Returns `length` consecutive ids of a text that decode to prose: the first slice that is mostly letters, from the
+    start of a word. If the first PLACES slices of this length have none, returns the first `length` ids."""
     for start in range(0, min(len(ids) - 2 * length, PLACES * length) + 1, max(1, length)):
         shown = decode(ids[start : start + length].tolist())
         if sum(letter.isalpha() or letter == " " for letter in shown) < PROSE * max(1, len(shown)):

@@ -24,7 +24,7 @@ NAMED = 8
 
 
 class ClassesConfig(ObjectiveConfig, kind="classes"):
-    """The class of a text: the mean of -log p(label | text) over the texts.
+    """Classification objective, to predict the class of a text: the mean of -log p(label | text) over the texts.
 
     Devlin et al. 2018, 1810.04805, section 4.1. JSON lines have a `text` and a `label`; a text longer than the context
     is cut. A run keeps the names of the labels in its config (`head.labels`), in the order of the alphabet.
@@ -105,8 +105,8 @@ class ClassesConfig(ObjectiveConfig, kind="classes"):
 
 
 class LabelledTexts(RecordStream):
-    """Labelled texts. A row: special tokens around the text, which is cut to the context, and the index of its
-    label."""
+    """Dataset of labelled texts. A row has special tokens around the text, which is cut to the context, and the index
+    of its label."""
 
     fields = ("text", "label")
     counted = ()
@@ -126,7 +126,7 @@ class LabelledTexts(RecordStream):
 
     @cached_property
     def names(self) -> list[str]:
-        """Labels (n,) of the texts."""
+        """Label names of the texts, (n,)."""
         known: dict[bytes, str] = {}
         found = []
         for number in range(len(self)):
@@ -143,8 +143,8 @@ class LabelledTexts(RecordStream):
 
 
 def padded(rows: Sequence[np.ndarray], end: int, targets: torch.Tensor) -> FedBatch:
-    """Returns texts as a batch, padded with the token `end`; the padding has the document id 0, which the model
-    ignores."""
+    """Returns texts of different lengths as one batch, padded with the token `end`; the padding has the document id 0,
+    which the model ignores."""
     inputs = pad_sequence([torch.from_numpy(row.astype(np.int64)) for row in rows], True, end)
     documents = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], True, 0)
     return FedBatch.of(inputs, targets, documents=documents)
@@ -157,12 +157,12 @@ def labels_of(text: Tokens) -> tuple[str, ...]:
 
 
 def spread(size: int, count: int) -> list[int]:
-    """Returns at most `count` numbers below `size`, evenly spread."""
+    """Returns at most `count` integers below `size`, evenly spaced."""
     return np.unique(np.linspace(0, size - 1, min(count, size)).round().astype(int)).tolist()
 
 
 def check_one_text(objective: ObjectiveConfig, config: ModelConfig) -> None:
-    """Raises RequestError for a model with an encoder and a decoder."""
+    """Raises RequestError for an encoder-decoder model, because the objective reads a single text."""
     if config.encoder is not None:
         raise RequestError(
             f"objective={objective.kind} gives a model one text, and the encoder of this one reads another; use a "

@@ -16,7 +16,7 @@ from glassformer.training.objectives.pairs import Pair, PairBatches, Pairs, Pair
 
 
 class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
-    """Matching of sources and targets within a batch, by the angle between their vectors.
+    """Contrastive objective, to match sources and targets within a batch by the angle between their vectors.
 
     van den Oord et al. 2018, 1807.03748 (InfoNCE); symmetric as in Radford et al. 2021, 2103.00020. With u_i and v_i
     the vectors of source i and target i, of length 1, and temperature t,
@@ -76,7 +76,8 @@ class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
     def evaluation(
         self, text: Tokens, context: int, max_tokens: int | None, batch: int, config: ModelConfig | None = None
     ) -> PairWindows:
-        """Returns held-out batches of one size, at least one, so that each pair has an equal number of negatives."""
+        """Returns held-out batches that all have one size, at least one batch, so that each pair has an equal number of
+        negatives."""
         windows = PairWindows(Pairs(text.validation.tokens, text.tokenizer, Apart()), max_tokens, batch)
         count = len(windows.starts)
         windows.starts = windows.starts[: max(count - count % batch, min(count, batch))]
@@ -98,7 +99,8 @@ class ContrastiveConfig(ObjectiveConfig, kind="contrastive"):
 
 
 class Apart(SourceLayout):
-    """Layout of a pair whose texts are read separately, each with its end; the target of a row is its index."""
+    """Layout of a pair whose two texts are read separately, each with its end token; the target of a row is the index
+    of its pair."""
 
     def batch(self, pairs: list[Pair], end: int, between: int) -> Batch:  # type: ignore[override]
         whole = super().batch(pairs, end, between)

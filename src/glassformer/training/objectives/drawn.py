@@ -20,7 +20,7 @@ DRAWN = 1 << 16
 
 
 def symbols_in(text: Tokens) -> TokenTask:
-    """Returns the symbol task whose rows the text has. Raises RequestError for other texts."""
+    """Returns the symbol task that generates a text's rows. Raises RequestError for a text without a symbol task."""
     task = _task_in(text)
     if not isinstance(task, TokenTask):
         raise _other(task, "task", TokenTask)
@@ -28,7 +28,7 @@ def symbols_in(text: Tokens) -> TokenTask:
 
 
 def vectors_in(text: Tokens) -> Regression:
-    """Returns the vector task whose rows the text has. Raises RequestError for other texts."""
+    """Returns the vector task that generates a text's rows. Raises RequestError for a text without a vector task."""
     task = _task_in(text)
     if not isinstance(task, Regression):
         raise _other(task, "regression", Regression)
@@ -49,7 +49,7 @@ def _other(task: Task | None, objective: str, kind: type) -> RequestError:
 
 
 def check_row(task: Task, context: int) -> None:
-    """Raises RequestError if a row is longer than the context."""
+    """Raises RequestError if a row of the task is longer than the context."""
     if task.length > context:
         raise RequestError(
             f"a row of {task} has {task.length:,} places, and the context is {context:,}; use --context {task.length}",
@@ -58,7 +58,8 @@ def check_row(task: Task, context: int) -> None:
 
 
 class DrawnBatches:
-    """Batches of drawn rows: `batches[step]` is a pure function of (seed, step, rank)."""
+    """Training batches of a task whose rows are drawn at random: `batches[step]` is a pure function of (seed, step,
+    rank)."""
 
     def __init__(self, task: Task, make: Make, batch: int, seed: int, rank: int = 0, world: int = 1):
         self.task, self.make, self.batch, self.seed, self.rank, self.world = task, make, batch, seed, rank, world
@@ -79,7 +80,7 @@ class DrawnBatches:
 
 
 class DrawnWindows(EvaluationWindows):
-    """Held-out rows, equal at every call. Targets have no bytes, because they are not text."""
+    """Held-out rows of a task, equal at every call. Targets have no bytes, because they are not text."""
 
     def __init__(self, task: Task, make: Make, max_tokens: int | None, batch: int):
         self.rows = task.rows(max(1, (max_tokens or DRAWN) // task.length), "held out")

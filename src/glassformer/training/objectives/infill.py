@@ -19,8 +19,8 @@ ENDS_SENTENCE = (".", "!", "?", "\n")
 
 
 class InfillConfig(ObjectiveConfig, kind="infill"):
-    """Reconstruction of a corrupted text: the mean of -log p(x_i | x_<i, source) over the tokens of the text and its
-    end.
+    """Infilling objective, to reconstruct a corrupted text: the mean of -log p(x_i | x_<i, source) over the tokens of
+    the text and its end.
 
     Lewis et al. 2019, 1910.13461 (BART): the sentences are put in a random order (`permute`), then spans whose lengths
     are drawn from a Poisson distribution of mean `mean` are each replaced by one mask token, until a share `p` of the
@@ -67,8 +67,8 @@ class InfillConfig(ObjectiveConfig, kind="infill"):
             refuse_long(self.size(context, config), len(side), f"{name} text")
 
     def size(self, context: int, config: ModelConfig | None) -> int:
-        """Returns the tokens of the text: the context holds the source, at most equally long, and the text with its
-        end."""
+        """Returns the number of tokens of a text that fits the context, which holds the source, at most equally long,
+        and the text with its end."""
         found = context - 1 if SourceLayout.of(config).encoder else (context - 1) // 2
         if found < 2:
             raise RequestError(
@@ -92,7 +92,7 @@ class InfillConfig(ObjectiveConfig, kind="infill"):
 
 @dataclass(frozen=True)
 class Infilling:
-    """Corruption of a text, for a vocabulary."""
+    """Corruption of texts for the infilling objective: order of sentences and masked spans, for one vocabulary."""
 
     how: InfillConfig
     mask_id: int
@@ -110,7 +110,8 @@ class Infilling:
         return cls(how, tokenizer.mask_id, tokenizer.eos_id, ends, layout)
 
     def batch(self, texts: Batch, keys: Sequence[int]) -> Batch:
-        """Returns the training batch of texts (b, s), each corrupted at random; `keys`: a random seed for each row."""
+        """Returns the training batch made of texts (b, s): each is corrupted at random as the source. `keys`: a random
+        seed for each row."""
         rows = [(self.row(row, key), row) for row, key in zip(texts.inputs.numpy(), keys, strict=True)]
         return self.layout.batch(rows, self.end, self.end)
 
@@ -132,8 +133,8 @@ class Infilling:
         return np.concatenate([*source, tokens[at:]])
 
     def spans(self, count: int, draw: np.random.Generator) -> list[int]:
-        """Returns span lengths from the Poisson distribution with sum `count`, the last one cut; at most `count`
-        spans."""
+        """Returns the lengths of spans to mask, drawn from the Poisson distribution until their sum is `count`, the
+        last one cut; at most `count` spans."""
         found: list[int] = []
         missing = count
         while missing:

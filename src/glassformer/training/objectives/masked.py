@@ -20,8 +20,8 @@ NEW_MASK = "<mask>"
 
 
 class MaskedConfig(ObjectiveConfig, kind="masked"):
-    """Prediction of hidden tokens from all the others: the mean of -log p(x_i | x with some hidden) over the hidden
-    ones.
+    """Masked objective, to predict hidden tokens from all the others: the mean of -log p(x_i | x with some hidden) over
+    the hidden tokens.
 
     Devlin et al. 2018, 1810.04805: a share `p` of the tokens is chosen, again for every batch (RoBERTa, 1907.11692): 80
     % become the mask token, 10 % a random token, 10 % stay. Special tokens are not chosen; at least one token of a
@@ -79,7 +79,7 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
         return found
 
     def with_tokens(self, text: Text) -> Text:
-        """Returns the text with a mask token, which a run's folder then keeps."""
+        """Returns the text with a tokenizer that has a mask token, which a run's folder then keeps."""
         tokenizer = text.tokenizer
         if self.token is not None:
             return self._named(text, self.token)
@@ -112,7 +112,7 @@ class MaskedConfig(ObjectiveConfig, kind="masked"):
 
 @dataclass(frozen=True)
 class Masking:
-    """Choice and replacement of hidden tokens, for a vocabulary."""
+    """Corruption of texts for the masked objective: choice and replacement of hidden tokens, for one vocabulary."""
 
     how: MaskedConfig
     mask_id: int
@@ -126,7 +126,8 @@ class Masking:
         return cls(how, tokenizer.mask_id, tokenizer.vocab_size, np.array(sorted(tokenizer.special_ids), np.int64))
 
     def batch(self, texts: Batch, keys: Sequence[int]) -> Batch:
-        """Returns the training batch of texts (b, s) with some tokens hidden; `keys`: a random seed for each row."""
+        """Returns the training batch made of texts (b, s), in which some tokens are hidden. `keys`: a random seed for
+        each row."""
         rows = [self.row(row, key) for row, key in zip(texts.inputs.numpy(), keys, strict=True)]
         hidden, targets = (torch.from_numpy(np.stack(side)) for side in zip(*rows, strict=True))
         return Batch(hidden, targets)
@@ -145,14 +146,16 @@ class Masking:
         return hidden, np.where(chosen, tokens, IGNORED)
 
     def _tokens(self, free: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Chooses single tokens: (s,) booleans, and (s,) numbers in [0, 1) that decide their replacement."""
+        """Chooses single tokens of a row to predict. Returns booleans (s,), True for chosen ones, and numbers (s,) in
+        [0, 1) that decide their replacement."""
         chosen = (draw.random(len(free)) < self.how.p) & free
         if not chosen.any():
             chosen[draw.choice(np.flatnonzero(free))] = True
         return chosen, draw.random(len(free))
 
     def _spans(self, free: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Chooses spans of tokens as `_tokens`, with one number per span; exactly a share `p` of the tokens."""
+        """Chooses spans of tokens to predict, exactly a share `p` of the tokens. Returns booleans and numbers as
+        `_tokens` does, with one number per span."""
         left = max(1, round(self.how.p * int(free.sum())))
         chosen, fate = np.zeros(len(free), bool), np.zeros(len(free))
         while left:

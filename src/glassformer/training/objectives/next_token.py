@@ -6,8 +6,8 @@ from glassformer.training.objectives.base import ObjectiveConfig, check_causal
 
 
 class NextTokenConfig(ObjectiveConfig, kind="next_token"):
-    """Prediction of each token from the tokens before it: the mean of -log p(x_i | x_<i). Held-out text has bits per
-    byte."""
+    """Language-model objective, to predict each token from the tokens before it: the mean of -log p(x_i | x_<i).
+    Held-out text has bits per byte."""
 
     def check(self, config: ModelConfig) -> None:
         """Raises RequestError for a model whose tokens attend to future tokens, or that reads a source."""

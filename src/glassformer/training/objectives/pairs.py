@@ -27,7 +27,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class SourceLayout:
-    """Layout of a pair in a model's inputs.
+    """Arrangement of a pair, a source and a target, in the inputs of a model.
 
     encoder      source + end, read by an encoder; the decoder reads end + target and predicts target + end. Sources
                  of a batch are padded with separate documents
@@ -45,7 +45,8 @@ class SourceLayout:
         return cls(False, config.takes_prefix)
 
     def length(self, source: int, target: int) -> int:
-        """Returns the context that a pair of `source` and `target` tokens needs."""
+        """Returns the context length that a pair needs whose source has `source` and whose target has `target`
+        tokens."""
         return max(source, target) + 1 if self.encoder else source + target + 1
 
     def batch(self, pairs: Sequence[Pair], end: int, between: int) -> Batch:
@@ -75,8 +76,8 @@ class SourceLayout:
 
 
 def refuse_cut(text: Tokens) -> None:
-    """Raises RequestError if the text has so few different documents that the held-out text was taken from within
-    documents, because a record that is cut in two is useless."""
+    """Raises RequestError if the held-out part was cut from within documents, because the text has few different ones:
+    a record that is cut in two is useless."""
     notes = text.train.info.get("notes")
     if isinstance(notes, dict) and str(notes.get("held_out", "")).startswith(CUT):
         raise RequestError(
@@ -87,7 +88,7 @@ def refuse_cut(text: Tokens) -> None:
 
 
 class RecordStream:
-    """Records in a stream of tokens (one per document): fields with a tab between, and an end token. Raises
+    """Dataset of records in a stream of tokens, one per document: fields with a tab between, and an end token. Raises
     RequestError for a document with too many or too few tabs, or an empty field."""
 
     fields: ClassVar[tuple[str, ...]] = ("source", "target")
@@ -136,11 +137,11 @@ class RecordStream:
 
     @abstractmethod
     def batch(self, numbers: Sequence[int] | np.ndarray) -> Batch:
-        """Returns the records as rows of a batch."""
+        """Returns a batch with the records `numbers` as its rows."""
 
 
 class Pairs(RecordStream):
-    """Pairs in a stream of tokens: source, tab, target, end."""
+    """Dataset of pairs in a stream of tokens: source, tab, target, end."""
 
     def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, layout: SourceLayout | None = None):
         super().__init__(tokens, tokenizer)
@@ -151,7 +152,7 @@ class Pairs(RecordStream):
 
     @property
     def context(self) -> int:
-        """Context that the longest pair needs."""
+        """Context length, in tokens, that the longest pair needs."""
         return max(
             self.layout.length(int(source) - 1, int(target) - 1) for source, target in np.unique(self.sizes, axis=0)
         )
@@ -161,9 +162,9 @@ class Pairs(RecordStream):
 
 
 class PairBatches:
-    """Batches of records: `batches[step]` is a pure function of (seed, step, rank); an epoch takes each record once, in
-    a separate random order. `whole`: True if no batch crosses into the next epoch, where a pair could occur twice; an
-    epoch then leaves out the records that fill no batch."""
+    """Training batches of records: `batches[step]` is a pure function of (seed, step, rank); an epoch takes each record
+    once, in a separate random order. `whole`: True if no batch crosses into the next epoch, where a pair could occur
+    twice; an epoch then leaves out the records that fill no batch."""
 
     def __init__(self, pairs: RecordStream, batch: int, seed: int, rank: int = 0, world: int = 1, whole: bool = False):
         self.pairs, self.batch, self.seed, self.rank, self.world = pairs, batch, seed, rank, world
@@ -181,7 +182,7 @@ class PairBatches:
         return math.ceil(self.epoch / (self.batch * self.world))
 
     def read(self, steps: int) -> dict[str, int]:
-        """Returns the tokens of the sources and targets read in the first `steps`, each with its end."""
+        """Returns the numbers of source and target tokens read in the first `steps`, end tokens included."""
         last = steps * self.batch * self.world
         first, counted = self._counted if self._counted[0] <= last else (0, np.zeros(self.sizes.shape[1], np.int64))
         for some in self._between(first, last):
@@ -206,8 +207,8 @@ class PairBatches:
 
 
 class PairWindows(EvaluationWindows):
-    """Held-out records, evenly spread, equal at every call. Targets have no bytes: a likelihood given a source is not
-    one of the text."""
+    """Held-out records for evaluation, evenly spread, equal at every call. Targets have no bytes: a likelihood given a
+    source is not one of the text."""
 
     def __init__(self, pairs: RecordStream, max_tokens: int | None, batch: int):
         fits, scored = len(pairs), int(pairs.sizes[:, -1].sum())
@@ -224,7 +225,7 @@ class PairWindows(EvaluationWindows):
 
 
 def check_pairs(pairs: Pairs, context: int, name: str) -> None:
-    """Raises RequestError for a pair that this context does not hold."""
+    """Raises RequestError if a pair is longer than the context."""
     if (longest := pairs.context) > context:
         what = "a source or target of the {} text has {:,} tokens with its end"
         if not pairs.layout.encoder:
@@ -236,8 +237,8 @@ def check_pairs(pairs: Pairs, context: int, name: str) -> None:
 
 
 def refuse_other_texts(kind: str, configs: Mapping[str, ModelConfig]) -> None:
-    """Raises RequestError if some of the compared models have an encoder and others read the source before their text,
-    because a context then holds less text."""
+    """Raises RequestError for a comparison in which some models have an encoder and others read the source before their
+    text, because a context then holds less text."""
     some = {config.encoder is not None: name for name, config in configs.items()}
     if len(some) > 1:
         raise RequestError(

@@ -17,7 +17,7 @@ from glassformer.training.objectives.corrupted import CorruptedBatches, Corrupte
 
 
 class PrefixObjectiveConfig(ObjectiveConfig, kind="prefix"):
-    """Continuation of a prefix: the mean of -log p(x_i | x_<i) over the tokens after it.
+    """Prefix objective, to continue a given prefix: the mean of -log p(x_i | x_<i) over the tokens after the prefix.
 
     Raffel et al. 2020, 1910.10683, 3.2.1: tokens of the prefix attend to each other, later ones to all tokens before
     (visibility `prefix`, `+prefix`). The length of a prefix is drawn for each sequence from 1 to the context. A causal
@@ -65,7 +65,7 @@ class PrefixObjectiveConfig(ObjectiveConfig, kind="prefix"):
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Prefixes of texts (b, s)."""
+    """Division of texts (b, s) into a prefix, which is read bidirectionally, and the rest, which is predicted."""
 
     length: int | None
     sees: bool

@@ -15,7 +15,7 @@ from glassformer.training.objectives.drawn import DrawnBatches, DrawnWindows, as
 
 
 class RegressionConfig(ObjectiveConfig, kind="regression"):
-    """In-context regression: the mean of (y' - y)^2 over the places that ask for a y.
+    """In-context regression objective: the mean of (y' - y)^2 over the positions at which the model has to give a y.
 
     Garg et al. 2022, 2208.01066; von Oswald et al. 2022, 2212.07677. A model reads real vectors and gives one number
     for each (`+vectors:R`). The loss is in units of y^2, not a likelihood, and has no bits per byte.

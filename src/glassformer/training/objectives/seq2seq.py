@@ -11,8 +11,8 @@ from glassformer.training.objectives.pairs import PairBatches, Pairs, PairWindow
 
 
 class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
-    """Generation of a target from its source: the mean of -log p(y_i | y_<i, x) over the tokens of the targets and
-    their ends.
+    """Sequence-to-sequence objective, to generate a target from its source: the mean of -log p(y_i | y_<i, x) over the
+    tokens of the targets and their ends.
 
     Sutskever et al. 2014, 1409.3215; Vaswani et al. 2017, 1706.03762. Each document of the data is a pair, its source
     and its target with a tab between. An encoder reads the source; models without one read it before the target, with
@@ -43,7 +43,7 @@ class Seq2seqConfig(ObjectiveConfig, kind="seq2seq"):
         return PairWindows(Pairs(text.validation.tokens, text.tokenizer, SourceLayout.of(config)), max_tokens, batch)
 
     def opening(self, text: Tokens, length: int, config: ModelConfig) -> Opening:
-        """Returns the source of the first held-out pair."""
+        """Returns the source of the first held-out pair, for which a sample is generated."""
         return self.asked(text, 1, config)[0].opening
 
     def asked(self, text: Tokens, count: int, config: ModelConfig) -> list[Asked]:

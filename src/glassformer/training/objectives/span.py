@@ -19,7 +19,8 @@ SENTINEL = "<extra_id_{}>"
 
 
 class SpanConfig(ObjectiveConfig, kind="span"):
-    """Prediction of spans removed from a text: the mean of -log p(y_i | y_<i, x) over their tokens and sentinels.
+    """Span corruption objective (T5), to predict spans removed from a text: the mean of -log p(y_i | y_<i, x) over
+    their tokens and sentinels.
 
     Raffel et al. 2020, 1910.10683, 3.1.4: a share `density` of n tokens is removed in spans of `mean` tokens on
     average. A separate sentinel replaces each in the source; the target has, span by span, its sentinel and its tokens.
@@ -102,8 +103,8 @@ class SpanConfig(ObjectiveConfig, kind="span"):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of an example: tokens of the text, removed tokens, spans, and tokens of source and target, ends
-    included."""
+    """Sizes of a training example in tokens: the text, its removed tokens, source and target, ends included; and its
+    number of spans."""
 
     text: int
     taken: int
@@ -125,7 +126,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Spans:
-    """Removal of spans, for a vocabulary and a length."""
+    """Corruption of texts for the objective of T5: removal of spans, for one vocabulary and one length."""
 
     sizes: Sizes
     sentinels: np.ndarray
@@ -140,14 +141,14 @@ class Spans:
         return cls(how.sizes(context, layout), np.array(ids, np.int64), known.eos_id, layout)
 
     def batch(self, texts: Batch, keys: Sequence[int]) -> Batch:
-        """Returns the training batch of texts (b, s), with spans removed at random; `keys`: a random seed for each
+        """Returns the training batch made of texts (b, s), with spans removed at random. `keys`: a random seed for each
         row."""
         rows = [self.row(row, key) for row, key in zip(texts.inputs.numpy(), keys, strict=True)]
         return self.layout.batch(rows, self.end, self.end)
 
     def row(self, tokens: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns source and target of tokens (s,), without end tokens; `key`: random seed. A text starts with kept
-        tokens and ends with a removed span."""
+        """Returns the source and the target, without end tokens, made of the text `tokens` (s,); `key`: random seed. A
+        text starts with kept tokens and ends with a removed span."""
         draw = np.random.default_rng(key)
         taken = divided(self.sizes.taken, self.sizes.spans, draw)
         left = divided(self.sizes.text - self.sizes.taken, self.sizes.spans, draw)

@@ -22,7 +22,8 @@ from glassformer.training.objectives.pairs import PairBatches, PairWindows, Reco
 
 
 class SpansConfig(ObjectiveConfig, kind="spans"):
-    """Extraction of the span that answers a question: the mean of -log p(start) and -log p(end) over the questions.
+    """Extractive question answering objective, to find the span that answers a question: the mean of -log p(start) and
+    -log p(end) over the questions.
 
     Devlin et al. 2018, 1810.04805, section 4.2. JSON lines have `context`, `question`, `answer` and `start`, the
     character of the context at which the answer starts. A row is question, tab, context; p is over its tokens.
@@ -90,7 +91,8 @@ class SpansConfig(ObjectiveConfig, kind="spans"):
 
 
 class Questions(RecordStream):
-    """Questions with the text that holds their answers. Raises RequestError for a tokenizer that loses text."""
+    """Dataset of questions, each with a text that contains its answer. Raises RequestError for a tokenizer that loses
+    text."""
 
     fields = ("context", "question", "answer", "start")
     counted = ()
@@ -113,7 +115,7 @@ class Questions(RecordStream):
         return (np.diff(self.borders)[:, :2] - 1).sum(1, keepdims=True) + added
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns ids (s,) and segments (s,) of a row."""
+        """Returns the token ids (s,) of a row and their segments (s,), which tell question from context."""
         return question_row(self.tokenizer, self.field(number, 1), self.field(number, 0))
 
     def span(self, number: int) -> tuple[int, int]:

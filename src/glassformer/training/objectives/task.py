@@ -13,7 +13,7 @@ from glassformer.training.objectives.drawn import DrawnBatches, DrawnWindows, as
 
 
 class TaskConfig(ObjectiveConfig, kind="task"):
-    """Answers to a symbol task: the mean of -log p(answer) over the places that ask (`text/tasks.py`).
+    """Objective of a symbol task: the mean of -log p(answer) over the positions that ask for one (`text/tasks.py`).
 
     Each context holds one row. Rows are drawn for each step, so that no row is read twice; held-out rows are separate.
     """

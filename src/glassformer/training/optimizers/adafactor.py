@@ -33,16 +33,16 @@ class AdafactorConfig(OptimizerConfig, kind="adafactor"):
 
     def state_values(self, model: Model) -> dict[str, int]:
         def values(shape: torch.Size) -> int:
-            """Returns the number of row and column sums of a stack of matrices; for a vector, its number of
-            elements."""
+            """Returns the number of elements of state for a weight of this shape: row and column sums of a stack of
+            matrices; for a vector, its number of elements."""
             n = shape.numel()
             return n // shape[-1] + n // shape[-2] if len(shape) > 1 else n
 
         return {name: values(weight.shape) for name, weight in model.named_parameters()}
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """Returns the elements of an update, which is computed while the update of the group's previous weight is still
-        alive."""
+        """Returns {parameter name: fp32 elements} that its step allocates: an update, which is computed while that of
+        the group's previous weight is still alive."""
         at_once = {
             id(weight): weight.numel() + (0 if before is None else before.numel())
             for group in parameter_groups(model, 1.0, 1.0, model.config.rates)

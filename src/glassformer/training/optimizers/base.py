@@ -49,14 +49,14 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
             )  # fmt: skip
 
     def create(self, model: Model, learning_rate: float, weight_decay: float) -> Optimizer:
-        """Returns the optimizer over all parameters of the model. Modules declare the weights that decay, and roles, so
-        that muP can scale their learning rates."""
+        """Returns the optimizer over all parameters of the model, with the peak learning rate and the weight decay.
+        Modules declare the weights that decay, and roles, so that muP can scale their learning rates."""
         groups = parameter_groups(model, learning_rate, weight_decay * self.decay, model.config.rates)
         return self.over_groups(unmixed(groups), model)
 
     def state_values(self, model: Model) -> dict[str, int]:
-        """Returns the elements of optimizer state after a step, in the weights' dtype, by parameter name; without step
-        counters."""
+        """Returns {parameter name: number of elements of its optimizer state} after a step, without step counters; the
+        elements have the dtype of the weight."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it keeps")
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
@@ -66,7 +66,7 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
         return {}
 
     def steps_at_once(self, device: str) -> bool:
-        """Returns True if a step on this type of device computes with all weights at once."""
+        """Returns True if a step on this type of device updates all weights together instead of one after another."""
         return False
 
     def over_groups(self, groups: Groups, model: Model) -> Optimizer:
@@ -76,8 +76,8 @@ class OptimizerConfig(PartConfig, axis="optimizer"):
 
 
 def unmixed(groups: Groups) -> Groups:
-    """Returns the groups; a group with sharded and whole weights is split in two, because a fused step takes only one
-    kind."""
+    """Returns the parameter groups; a group that has both sharded and unsharded weights is split in two, because a
+    fused step takes only one kind."""
     found = []
     for group in groups:
         kinds: dict[type, list[Any]] = {}

@@ -37,9 +37,9 @@ class Lion(torch.optim.Optimizer):
 
 
 class LionConfig(OptimizerConfig, kind="lion"):
-    """`Lion`. Its updates are 1 in every value, larger than AdamW's: the paper (section 5) takes a learning rate 3 to
-    10 times smaller and a weight decay larger by the same factor. Short runs do best with a third of AdamW's learning
-    rate."""
+    """Config of `Lion`. Its updates are 1 in every value, larger than AdamW's: the paper (section 5) takes a learning
+    rate 3 to 10 times smaller and a weight decay larger by the same factor. Short runs do best with a third of
+    AdamW's learning rate."""
 
     rate: ClassVar[float] = 1 / 3
 
@@ -49,7 +49,7 @@ class LionConfig(OptimizerConfig, kind="lion"):
         return {name: weight.numel() for name, weight in model.named_parameters()}
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """Returns the elements of the sign of the momentum."""
+        """Returns {parameter name: fp32 elements} that its step allocates: those of the sign of the momentum."""
         return {name: weight.numel() for name, weight in model.named_parameters()}
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:

@@ -44,8 +44,8 @@ class MuonConfig(OptimizerConfig, kind="muon"):
         }
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """Returns the most fp32 elements at one time for the batch (k, n, m), m <= n, of each matrix: two of the batch,
-        and (k, m, m) twice if the iterations are in fp32."""
+        """Returns {parameter name: fp32 elements} that its step allocates at most: for a batch (k, n, m), m <= n, of
+        matrices two of the batch, and (k, m, m) twice if the iterations are in fp32."""
         maps, half = layer_matrices(model), iterated_in(device) == torch.bfloat16
         most: dict[int, int] = {}
         for shape, pieces in batches(maps.items()):
@@ -80,15 +80,15 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def layer_matrices(model: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]:
-    """Returns weight -> numbers of rows of the maps stacked in it, for the linear layers inside the blocks, which their
-    modules declare by roles."""
+    """Returns {weight: numbers of rows of the linear maps stacked in it} for the linear layers inside the blocks, which
+    their modules declare by roles."""
     linear: list[Any] = [module for module in model.modules() if set(getattr(module, "roles", ())) & set(GROWING)]
     matrices = [module for module in linear if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 2]
     return {module.weight: tuple(getattr(module, "outs", (len(module.weight),))) for module in matrices}
 
 
 def batches(maps: Iterable[tuple[nn.Parameter, tuple[int, ...]]]) -> Iterator[tuple[torch.Size, list[Piece]]]:
-    """Yields (n, m) and the matrices of that shape, at most `MOST` elements together."""
+    """Yields (shape (n, m), matrices of this shape), at most `MOST` elements together."""
     found: dict[torch.Size, list[Piece]] = {}
     for weight, outs in maps:
         first = 0
@@ -106,12 +106,13 @@ Piece = tuple[nn.Parameter, slice]
 
 
 def iterated_in(device: str) -> torch.dtype:
-    """Returns the dtype of the iterations on this type of device: bf16, which suffices, unless fp32 is faster."""
+    """Returns the dtype in which Newton-Schulz iterations run on this type of device: bf16, which suffices, unless fp32
+    is faster."""
     return torch.float32 if device == "cpu" and not (onednn_in_bf16() and bf16_gain() > 1) else torch.bfloat16
 
 
 def orthogonalized(x: Tensor, steps: int) -> Tensor:
-    """Returns about U V^T of each x = U S V^T by Newton-Schulz iterations; x (k, n, m)."""
+    """Returns approximately U V^T for each matrix x = U S V^T by Newton-Schulz iterations; x (k, n, m)."""
     a, b, c = COEFFICIENTS
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
@@ -123,7 +124,7 @@ def orthogonalized(x: Tensor, steps: int) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon updates, computed for all matrices of one shape at once."""
+    """Muon optimizer (orthogonalised momentum), which updates all matrices of one shape at once."""
 
     def __init__(self, params: Any, maps: Maps, momentum: float = 0.95, nesterov: bool = True, steps: int = 5):
         super().__init__(params, {"momentum": momentum, "nesterov": nesterov, "steps": steps})
@@ -143,8 +144,8 @@ class Muon(torch.optim.Optimizer):
                 self._update(pieces, group, group["lr"] * 0.2 * max(shape) ** 0.5)
 
     def _update(self, pieces: list[Piece], group: dict[str, Any], factor: float) -> None:
-        """Subtracts `factor` times the update from matrices of one shape. A separate function, so that its temporaries
-        are freed before the matrices of the next shape."""
+        """Subtracts `factor` times the Muon update from the weights' matrices of one shape. A separate function, so
+        that its temporaries are freed before the matrices of the next shape."""
         dtype = iterated_in(pieces[0][0].device.type)
         made = orthogonalized(
             torch.stack([self._direction(*piece, group) for piece in pieces]).to(dtype), group["steps"]

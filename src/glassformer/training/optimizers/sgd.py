@@ -34,24 +34,24 @@ class SGDConfig(OptimizerConfig, kind="sgd"):
 
     @property
     def decay(self) -> float:
-        """Weight decay, scaled by 1 - momentum, because it is part of the gradient, which momentum multiplies by 1 / (1
-        - momentum)."""
+        """Factor on the recipe's weight decay: 1 - momentum, because the decay is part of the gradient, which momentum
+        multiplies by 1 / (1 - momentum)."""
         return (1 - self.momentum) / self.rate
 
     def state_values(self, model: Model) -> dict[str, int]:
         return {name: weight.numel() if self.momentum else 0 for name, weight in model.named_parameters()}
 
     def step_values(self, model: Model, device: str = "cpu") -> dict[str, int]:
-        """Returns the elements of the gradient with decay. Nesterov's momentum adds a look-ahead, which a step of all
-        weights at once writes over the gradients (torch.optim.sgd, `_multi_tensor_sgd`)."""
+        """Returns {parameter name: fp32 elements} that its step allocates: those of the gradient with decay. Nesterov's
+        momentum adds a look-ahead, which a step of all weights at once writes over the gradients (torch.optim.sgd,
+        `_multi_tensor_sgd`)."""
         groups = parameter_groups(model, 1.0, 1.0, model.config.rates)
         decays = {id(weight): group["weight_decay"] > 0 for group in groups for weight in group["params"]}
         ahead = self.nesterov and not self.steps_at_once(device)
         return {name: weight.numel() * (decays[id(weight)] + ahead) for name, weight in model.named_parameters()}
 
     def steps_at_once(self, device: str) -> bool:
-        """Returns True on GPUs, where torch takes `foreach` by default: all weights of a group, which are those that
-        decay, at once."""
+        """Returns True on GPUs, where torch by default (`foreach`) updates all weights of a group together."""
         return device == "cuda"
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
