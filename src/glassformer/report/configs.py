@@ -38,8 +38,8 @@ def _card(arm: Arm, model: ModelSketch) -> Markup:
 
 
 def _table(arms: Sequence[Arm]) -> Markup:
-    """Returns the table of the arms' differences in config and recipe, in the order of the axes (embedding, position,
-    mixer, ...); a sentence if all arms are equal."""
+    """Returns the HTML table of the arms' differences in config and recipe, in the order of the axes (embedding,
+    position, mixer, ...); a sentence if all arms are equal."""
     trees = [arm.config for arm in arms]
     if all(arm.recipe for arm in arms):
         trees = [{**arm.config, RECIPE: arm.recipe} for arm in arms]
@@ -60,7 +60,7 @@ def _table(arms: Sequence[Arm]) -> Markup:
 
 
 def _stages(tree: dict) -> list[list]:
-    """Returns the blocks of each stage of a model's config."""
+    """Returns, for each stage of a model's config (a group of layers), the list of its blocks."""
     return [sequence(mapping(stage).get("blocks")) for stage in sequence(tree.get("stack"))]
 
 

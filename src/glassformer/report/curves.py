@@ -144,8 +144,8 @@ def spikes(curve: Points) -> list[CurveSpike]:
 
 
 def top(curves: Sequence[Points], low: float | None = None) -> float | None:
-    """Returns the upper end of a y axis that cuts off spikes of the curves from x = `low` on; None if all can be
-    shown."""
+    """Returns the upper end of a y axis that cuts off spikes of the curves, which count from x = `low` on; None if no
+    spike has to be cut off."""
     curves = [[p for p in curve if low is None or p[0] >= low] for curve in curves]
     out = [{spike.x for spike in spikes(curve)} for curve in curves]
     calm = [y for curve, beyond in zip(curves, out, strict=True) for x, y in curve if x not in beyond]
@@ -157,8 +157,8 @@ def top(curves: Sequence[Points], low: float | None = None) -> float | None:
 
 @dataclass(frozen=True)
 class Shared:
-    """Spike that most arms of a seed have at `x` tokens. `reached`: number of arms that were trained up to x; `who`:
-    number of these that have the spike; `height`: largest height, in nats."""
+    """A loss spike that most arms of a seed have at `x` tokens. `reached`: number of arms that were trained up to x;
+    `who`: number of these that have the spike; `height`: largest height, in nats."""
 
     x: float
     seed: int
@@ -197,7 +197,7 @@ def _neighbours(places: Sequence[tuple[float, int, float]], width: float) -> lis
 
 
 def few(markers: Points) -> Points:
-    """Returns at most `MARKERS` of the points, evenly chosen, the last included."""
+    """Returns at most `MARKERS` of the marker points of a curve, evenly chosen, the last included."""
     stride = -(-len(markers) // MARKERS)
     return markers[::-1][:: max(stride, 1)][::-1]
 
@@ -249,7 +249,8 @@ def _top(arms: Sequence[Arm], view: CurveView, low: float | None) -> float | Non
 
 
 def _series(arm: Arm, view: CurveView, kind: Kind) -> Series:
-    """Returns one arm as a series: its seeds as thin lines, their mean thick, its validation losses as markers."""
+    """Returns the loss curves of one arm as a chart's series: its seeds as thin lines, their mean thick, its validation
+    losses as markers."""
     curves = {id(run): view.curve(run) for run in arm.runs}
     mean = mean_curve([curves[id(run)] for run in arm.counted], kind)
     recorded = [extremes(curve, kind) for curve in curves.values() if curve]
@@ -290,7 +291,7 @@ def _curve_words(arms: Sequence[Arm]) -> str:
 
 
 def _shared_words(arms: Sequence[Arm]) -> Markup | None:
-    """Returns a note on the spikes that most arms share, whose cause is the data; None without any."""
+    """Returns a note on the loss spikes that most arms share, whose cause is the data; None without any."""
     found = shared_spikes(arms)
     if not found:
         return None
@@ -430,8 +431,8 @@ def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Abs
 
 
 def _cannot(reach: ContextLoss) -> bool:
-    """Returns True if the loss is missing because the arm is unable to read this context, False if it was not
-    measured."""
+    """Returns True if an arm's loss at a context is missing because the arm cannot read so long a context, False if it
+    was not measured."""
     return reach.loss is None and reach.reason.lower().startswith("cannot")
 
 

@@ -41,7 +41,8 @@ SMALL = {"width": 340, "height": 236, "end_labels": False}
 
 @dataclass(frozen=True)
 class Statistic:
-    """Statistic that is drawn, with its labels and axis; `merge` combines the values of adjacent windows."""
+    """Statistic of training dynamics that the page plots, with its labels and axis; `merge` combines the values of
+    adjacent windows."""
 
     name: str
     words: str
@@ -75,7 +76,8 @@ CURVES = (
 
 @dataclass(frozen=True)
 class Happening:
-    """A kind of event: its mark as a shape of `style.marker` and as a sign, its name in singular and plural."""
+    """Kind of event during training, such as a loss spike: its mark in charts (a shape of `style.marker`) and in text,
+    and its name in singular and plural."""
 
     shape: int
     sign: str
@@ -145,8 +147,8 @@ def _chart(one: Statistic, arms: Sequence[Arm], seen: dict[int, list[RecordedDyn
 
 
 def _series(one: Statistic, arm: Arm, seen: Sequence[RecordedDynamics]) -> Series:
-    """Returns one arm as a series: its seeds as thin lines, the mean over seeds whose results count as a thick line,
-    and for a single seed a marker at every event."""
+    """Returns the values of one statistic in one arm as a chart's series: its seeds as thin lines, the mean over seeds
+    whose results count as a thick line, and for a single seed a marker at every event."""
     curves = {id(w.run): _curve(one.name, w) for w in seen}
     mean = mean_curve([curve for run in arm.counted if (curve := curves.get(id(run)))], "linear")
     thin = [extremes(curve, "linear") for curve in curves.values() if curve] if len(curves) > 1 else []
@@ -195,8 +197,8 @@ def _map_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], en
 def _mapped(
     arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]
 ) -> tuple[list[tuple[Arm, RecordedDynamics]], list[Statistic]]:
-    """Returns (arm, dynamics) of the run that is drawn for each arm, and the statistics by layer that at least one of
-    these runs has."""
+    """Returns (arm, dynamics) of the run that the maps show for each arm, and the statistics by layer that at least one
+    of these runs has."""
     drawn = [(arm, w) for arm in arms if (w := _drawn(seen[arm.index])).rows]
     return drawn, [one for one in MAPS if any(w.layers.get(one.name) for _, w in drawn)]
 
@@ -225,7 +227,8 @@ class LiveDynamics:
 
 
 def live_dynamics(arms: Sequence[Arm], statistic: str = "") -> LiveDynamics:
-    """Returns the curves and the maps of one statistic, by default the first that was recorded."""
+    """Returns the curves of the runs' statistics, and the maps of one statistic, by default the first that was
+    recorded."""
     seen = {arm.index: [w for run in arm.runs if (w := watched(run))] for arm in arms}
     known = [arm for arm in arms if seen[arm.index]]
     if not known:
@@ -245,7 +248,8 @@ def _drawn(seen: Sequence[RecordedDynamics]) -> RecordedDynamics:
 
 
 def _mark_words(drawn: Sequence[tuple[Arm, RecordedDynamics]]) -> str:
-    """Returns the meaning of the marks above the maps, for the kinds of event that occur; empty without events."""
+    """Returns the text that explains the marks of events above the maps, for the kinds of event that occur; empty
+    without events."""
     kinds = {_kind(event) for _, w in drawn for event in w.events}
     known = [f"{event.sign} {event.one}" for kind, event in EVENTS.items() if kind in kinds]
     return f" Above them: {', '.join(known)}." if known else ""
@@ -270,8 +274,8 @@ def _panel(one: Statistic, drawn: Sequence[tuple[Arm, RecordedDynamics]], end: f
 
 
 def _which(arm: Arm, seen: RecordedDynamics) -> Markup | None:
-    """Returns a note on the run drawn for an arm: its seed if the arm has several, its status if not ok; None if both
-    are omitted."""
+    """Returns a note that identifies the run whose map is shown for an arm: its seed if the arm has several, its status
+    if not ok; None if both are omitted."""
     seed = f"seed {seen.run.seed}" if len(arm.runs) > 1 else ""
     status = seen.run.status
     words = ", ".join(filter(None, [seed, "" if status == "ok" else status]))
@@ -279,7 +283,7 @@ def _which(arm: Arm, seen: RecordedDynamics) -> Markup | None:
 
 
 def _names(seen: RecordedDynamics) -> list[str]:
-    """Returns the names of a map's rows: the number of a layer, or first and last of several adjacent ones."""
+    """Returns the labels of a map's rows: the number of a layer, or first and last of several adjacent ones."""
     edges = [math.ceil(row * seen.depth / max(1, seen.rows)) for row in range(seen.rows + 1)]
     return [f"{a}" if b - a < 2 else f"{a}–{b - 1}" for a, b in itertools.pairwise(edges)]
 
@@ -314,8 +318,8 @@ def _is_value(value: object) -> bool:
 
 
 def _merged(columns: Sequence[Sequence[Any]], merge: Callable[[Sequence[float]], float]) -> list[Any]:
-    """Merges several columns of a map into one, row by row, by `merge`; if a row has a value that is not finite, the
-    result is that value."""
+    """Merges several columns of a map into one: each row's values by `merge`, or to the first value that is not finite
+    if there is one."""
     if len(columns) == 1:
         return list(columns[0])
     made: list[Any] = []
@@ -332,7 +336,7 @@ def _marks(seen: RecordedDynamics) -> list[Mark]:
 
 
 def _extremes_in_words(columns: Sequence[HeatColumn], seen: RecordedDynamics) -> str:
-    """Returns a description of the map for screen readers: the places of the lowest and highest values."""
+    """Returns a description of a map for screen readers: the layers and steps of its lowest and highest values."""
     names = _names(seen)
     cells = [(v, name, column.name) for column in columns for value, name in zip(column.values, names, strict=False)
              if (v := finite(value)) is not None]  # fmt: skip
@@ -405,7 +409,7 @@ class TimedValue:
 
 
 def _cells(name: str, seen: RecordedDynamics) -> Iterator[TimedValue]:
-    """Yields the finite values of a statistic, in order of steps."""
+    """Yields the finite values of a statistic in a run, each with its layers and step, in order of steps."""
     names = _names(seen)
     for step, column in zip(seen.steps, seen.layers.get(name, ()), strict=False):
         for layer, value in zip(names, column, strict=False):
@@ -415,8 +419,9 @@ def _cells(name: str, seen: RecordedDynamics) -> Iterator[TimedValue]:
 
 @dataclass(frozen=True)
 class Sign:
-    """Sign of a collapse in one run: two statistics were out of bounds in the same layer and window. `places` has the
-    two values for each such layer and window; `passed` is True if later windows of the run have no such pair."""
+    """Sign of a collapse (of attention entropy or rank) in one run: two statistics were out of bounds in the same layer
+    and window. `places` has the two values for each such layer and window; `passed` is True if later windows of the
+    run have no such pair."""
 
     places: list[tuple[TimedValue, TimedValue]]
     passed: bool
@@ -424,9 +429,9 @@ class Sign:
 
 def _together(first: tuple[str, Callable[[float], bool]], second: tuple[str, Callable[[float], bool]],
               seen: RecordedDynamics) -> Sign | None:  # fmt: skip
-    """Returns the `Sign` with the layers and windows in which both statistics are out of bounds, in order of steps;
-    None if no place has both. `first`, `second`: (name of a statistic, function that is True for values out of
-    bounds)."""
+    """Returns the `Sign` of a collapse in a run, with the layers and windows in which both statistics are out of
+    bounds, in order of steps; None if no place has both. `first`, `second`: (name of a statistic, function that is
+    True for values out of bounds)."""
     cells = list(_cells(first[0], seen))
     others = {(cell.step, cell.layer): cell for cell in _cells(second[0], seen) if second[1](cell.value)}
     both = [
@@ -436,7 +441,8 @@ def _together(first: tuple[str, Callable[[float], bool]], second: tuple[str, Cal
 
 
 def _findings(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
-    """Returns sentences on the findings, no stronger than the data: an alarm needs two statistics at one place."""
+    """Returns sentences on the findings of training dynamics, no stronger than the data: an alarm needs two statistics
+    at one place."""
     if not any(w.layers or w.curves for found in seen.values() for w in found):
         return [join(["Only spikes were looked for. ", _HOW]), _happened(arms, seen)]
     alarms = _collapses(arms, seen)
@@ -474,7 +480,7 @@ def _collapses(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> 
 
 
 def _values(signs: Sequence[Sign]) -> tuple[list[float], list[float]]:
-    """Returns (values of the first statistic, values of the second one) at all places of the signs."""
+    """Returns (values of the first statistic, values of the second one) at all places of the signs of a collapse."""
     both = [place for sign in signs for place in sign.places]
     return [first.value for first, _ in both], [second.value for _, second in both]
 
@@ -516,7 +522,7 @@ def _calm(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[
 
 
 def _happened(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> Markup:
-    """Returns a sentence with the numbers of events of each kind, arm by arm."""
+    """Returns a sentence with the numbers of events (such as loss spikes) of each kind, arm by arm."""
     told = []
     for arm in arms:
         kinds = Counter(EVENTS.get(_kind(event), _OTHER) for w in seen[arm.index] for event in w.events)

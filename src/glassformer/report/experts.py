@@ -55,8 +55,8 @@ Map = tuple[Arm, list[HeatColumn], list[str]]
 
 
 def _maps(found: Sequence[Drawn], key: int) -> list[Map]:
-    """Returns the map of each arm: a column for each expert (`key` 1) or each of `key` ranks, and the names of the
-    layers.
+    """Returns the map of expert load for each arm: a column for each expert (`key` 1) or each of `key` ranks, and the
+    names of the layers.
 
     An arm with too many experts, or whose ranks would hold unequal numbers, is left out."""
     maps: list[Map] = []

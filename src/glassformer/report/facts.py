@@ -171,7 +171,7 @@ def _facts(title: str, facts: dict) -> Markup:
 
 
 def _words(key: object) -> str:
-    """Returns the label of a recorded key in plain words."""
+    """Returns the label in plain words of a key of results.json."""
     name = str(key)
     plain = name.removesuffix("_bytes").replace("_", " ")
     return _NAMES.get(name) or plain[:1].upper() + plain[1:]
@@ -210,7 +210,7 @@ def _number(key: str, value: int | float) -> str:
 
 
 def restyled(words: str) -> str:
-    """Returns a note with numbers formatted as everywhere on the page: 49,152 is 49.2k, 15% is 15 %."""
+    """Returns a note with its numbers in the format of the page: 49,152 becomes 49.2k, and 15% becomes 15 %."""
     words = re.sub(r"(?<=\d)%", " %", words)
     return re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d.,]*\d)", lambda found: _plain_count(found.group()), words)
 
@@ -220,7 +220,7 @@ def _plain_count(digits: str) -> str:
 
 
 def _command(results: Results) -> Markup:
-    """Returns the command that made this file, and a link to its data."""
+    """Returns the section's text with the command that made the page, and a link to its data."""
     command = results.command
     line = (
         tag("div", copyable(command), class_="command")

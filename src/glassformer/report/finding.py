@@ -39,19 +39,21 @@ def sentence(results: Results, arms: Sequence[Arm]) -> Markup:
 
 
 def _alone(order: Sequence[Arm]) -> bool:
-    """Returns True if one of the two best arms has fewer than two finished seeds, so that chance cannot be judged."""
+    """Returns True if one of the two best arms has fewer than two finished seeds, so that the effect of chance on the
+    finding is unknown."""
     return min(len(arm.finished) for arm in order[:2]) < 2
 
 
 def _single(opening: Markup, first: Arm, second: Arm, gap: float) -> Markup:
-    """Returns the finding for one seed: only the result of this run."""
+    """Returns the finding for one seed as a sentence, only on the result of this run."""
     untested = "; whether another seed would say the same was not tested."
     lead = join([fixed(gap), " below ", arm_name(second)])
     return join([opening, " of this single trial, ", _loss(first), ", ", lead, untested])
 
 
 def _many(results: Results, opening: Markup, first: Arm, second: Arm, gap: float) -> Markup:
-    """Returns the finding for several seeds: the arm with the lowest loss, and the verdict against the next one."""
+    """Returns the finding for several seeds as a sentence: the arm with the lowest loss, and the verdict against the
+    next one."""
     opening = join([opening, f" over {len(first.finished)} seeds, ", _loss(first)])
     pair = results.verdict(first.name, second.name)
     better = [verdict for verdict in results.verdicts if verdict.winner == first.name and not verdict.slight]

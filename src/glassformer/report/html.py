@@ -14,7 +14,7 @@ from ..runs.arms import Arm
 
 @dataclass(frozen=True)
 class Absent:
-    """A section without content: the reason, in half a sentence, and the command that would fill it."""
+    """Placeholder for a section without content: the reason, in half a sentence, and the command that would fill it."""
 
     title: str
     reason: str
@@ -70,7 +70,7 @@ def two_sizes(wide: Markup, narrow: Markup) -> Markup:
 
 
 def none(reason: str) -> Markup:
-    """Returns a dash for a missing value, with the reason below it."""
+    """Returns the HTML of a missing value: a dash, with the reason below it."""
     return join([tag("span", "–", aria_hidden="true"), tag("small", reason, class_="why")])
 
 

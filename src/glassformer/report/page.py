@@ -92,7 +92,7 @@ def _document(title: str, header: Markup, made: dict[str, Markup | Absent], resu
 
 
 def _absent(parts: Sequence[Absent]) -> Markup:
-    """Returns the list of sections that are missing: the reasons, and the commands that would fill them."""
+    """Returns the page's list of missing sections: the reasons, and the commands that would fill them."""
     items = [
         tag("li", tag("b", f"{part.title}: "), part.reason, copyable(part.command) if part.command else None)
         for part in parts
@@ -113,7 +113,7 @@ def _title(results: Results, arms: Sequence[Arm]) -> str:
 
 
 def _header(results: Results, arms: Sequence[Arm], finding: Markup) -> Markup:
-    """Returns title, finding, notices, and the conditions of the comparison in one line."""
+    """Returns the top of the page: title, finding, notices, and the conditions of the comparison in one line."""
     return tag(
         "header",
         tag("p", "Glassformer comparison", _when(results), class_="kicker"),
@@ -198,7 +198,7 @@ def _seed_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
 
 
 def _terms(results: Results, arms: Sequence[Arm]) -> Markup:
-    """Returns the conditions of the comparison: the matched quantity, seeds, data, machine."""
+    """Returns the line of conditions of the comparison: the matched quantity, seeds, data, machine."""
     counts = sorted({len(arm.runs) for arm in arms})
     parameters = sorted(p for arm in arms if (p := arm.mean(PARAMETERS)) is not None)
     size = dict.fromkeys(count(p) for p in (parameters[:1] + parameters[-1:]))

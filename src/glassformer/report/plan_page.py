@@ -98,7 +98,7 @@ def _components(one: dict[str, Any]) -> Markup:
 
 
 def _layers(one: dict[str, Any]) -> Markup | None:
-    """Returns a bar and a table of the matrices for one layer of each kind; None if the plan has no layers."""
+    """Returns, for one layer of each kind, a bar and a table of its matrices; None if the plan has no layers."""
     if "layers" not in one:
         return None
     return join(_layer(one["name"], layer) for layer in one["layers"])

@@ -26,7 +26,8 @@ def mapping(value: object) -> dict[str, Any]:
 
 
 def sequence(value: object) -> list[Any]:
-    """Returns a list or tuple as a list, and [] for all else."""
+    """Returns the value as a list if it is a list or tuple, else [], because the configs in results.json are not
+    checked."""
     return list(value) if isinstance(value, list | tuple) else []
 
 
@@ -82,7 +83,7 @@ def _gives(head: dict) -> str:
 
 
 def marked(models: Sequence[ModelSketch]) -> list[ModelSketch]:
-    """Returns the drawings with marks at the places that differ between arms.
+    """Returns the wiring drawings with marks at the boxes that differ between arms.
 
     If more than half of the arms agree in a place, it is marked in the others, otherwise in all."""
     places = [_places(model) for model in models]
@@ -98,7 +99,7 @@ def marked(models: Sequence[ModelSketch]) -> list[ModelSketch]:
 
 
 def _places(model: ModelSketch) -> dict[Place, object]:
-    """Returns place -> content for each box of a drawing; an encoder's places start with "encoder"."""
+    """Returns {place: content} for each box of a wiring drawing; an encoder's places start with "encoder"."""
     inner = {("encoder", *place): value for place, value in _places(model.encoder).items()} if model.encoder else {}
     found: dict[Place, object] = {
         ("embedding",): model.embedding, ("position",): model.position, ("embedding_norm",): model.embedding_norm,
@@ -114,12 +115,13 @@ def _places(model: ModelSketch) -> dict[Place, object]:
 
 
 def _whole(box: Box | None) -> object:
-    """Returns the full content of a box for comparison, because a box in a narrow drawing shows only a part of it."""
+    """Returns the full content of a box of a wiring drawing, which is compared between arms, because a box in a narrow
+    drawing shows only a part of it."""
     return box and (box.name, box.whole)
 
 
 def describe(name: str, model: ModelSketch) -> str:
-    """Returns a drawing as text, for a screen reader."""
+    """Returns a wiring drawing as text, for a screen reader."""
     reads = describe("its encoder", replace(model.encoder, differs=frozenset())) if model.encoder else ""
     stages = []
     for stage in model.stages:

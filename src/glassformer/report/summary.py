@@ -35,8 +35,8 @@ _PLAIN = ((1.0, ""),)
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: a quantity with its title and units; `counted` is True for numbers in the format of
-    counts, `38.0k`."""
+    """A column of the table of arms: a quantity with its title and units; `counted` is True for numbers in the format
+    of counts, `38.0k`."""
 
     quantity: Quantity
     title: str
@@ -72,7 +72,7 @@ def summary(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def _head(title: str, unit: str, ascending: bool = False) -> Markup:
-    """Returns the heading of a column, a button that sorts by it, with the unit below the title."""
+    """Returns the heading of a column: a button that sorts the table by the column, with the unit below the title."""
     words = tag("button", title, tag("small", unit) if unit else None, type="button")
     return tag("th", words, scope="col", aria_sort="ascending" if ascending else None)
 
@@ -116,7 +116,8 @@ class _Cells:
 
 
 def _counted(value: float, beside: float) -> str:
-    """Formats a count with the suffix and the decimals of the second value: the spread of 38.0k as 0.2k."""
+    """Formats the spread of a count with the suffix and the decimals of its mean (`beside`): the spread of 38.0k as
+    0.2k."""
     if abs(beside) < 9_999.5:
         return fixed(value, 0) if abs(beside) >= 100 or float(value).is_integer() else si(value)
     scale, suffix = next((scale, suffix) for scale, suffix in _SUFFIXES if abs(beside) >= 0.9995 * scale)
@@ -153,7 +154,7 @@ def _unfinished(arms: Sequence[Arm]) -> Markup | None:
 
 
 def _last_words(arm: Arm) -> list[str]:
-    """Returns one sentence for each error, with the seeds in which it occurred."""
+    """Returns one sentence for each error of an arm's runs, with the seeds in which it occurred."""
     said: dict[str, list[str]] = {}
     for run in arm.runs:
         if run.status != "ok":
@@ -170,7 +171,7 @@ def _seen(run: RunResult, seeds: bool) -> str:
 
 
 def _caption(results: Results, arms: Sequence[Arm]) -> Markup:
-    """Returns the caption of the table: the meaning of the numbers and of the mark."""
+    """Returns the caption of the table of arms: the meaning of its numbers, and of the mark at the best arm."""
     words = [best_words(results)] if len(arms) > 1 else []
     if any(len(arm.runs) > 1 for arm in arms):
         words.append("Figures are means over seeds ± the sample standard deviation.")

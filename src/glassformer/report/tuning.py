@@ -89,7 +89,7 @@ def _changed(one: Verdict, other: Verdict | None) -> bool:
 
 
 def _flipped(one: Verdict, other: Verdict | None) -> bool:
-    """Returns True if both verdicts name a winner and the two winners differ."""
+    """Returns True if two verdicts on a pair, at chosen and at default rates, name different winners."""
     return other is not None and None not in (one.winner, other.winner) and one.winner != other.winner
 
 
@@ -110,7 +110,7 @@ def _parts(tuning: Tuning) -> list[object]:
 
 
 def _curves(tuning: Tuning) -> Markup:
-    """Draws loss against rate: the mean over the seeds as a line, every run as a marker."""
+    """Returns the chart of loss against learning rate: the mean over the seeds as a line, every run as a marker."""
     series = [_series(index, arm) for index, arm in enumerate(tuning.arms)]
     levels = [y for one in series for _, y in one.markers]
     high = STEEP * min(levels) if levels and max(levels) > STEEP * min(levels) > 0 else None

@@ -69,8 +69,8 @@ def _table(verdicts: Sequence[Verdict], arms: dict[str, Arm]) -> Markup:
 
 
 def _row(pair: Verdict, domain: Domain, decimals: int, arms: dict[str, Arm], terms: str | None) -> Markup:
-    """Returns the row of one pair; each arm is on the side of zero on which its loss is lower. `terms` are conditions
-    of the verdict, shown below it; None if all pairs share them."""
+    """Returns the table's row for one pair of arms, with each arm on the side of zero on which its loss is lower.
+    `terms` are conditions of the verdict, shown below it; None if all pairs share them."""
     difference = _difference(pair, decimals)
     decided, told = pair.winner is not None, finding(pair)
     verdict = join([_name(pair.winner, arms), told.removeprefix(pair.winner)]) if pair.winner else told
@@ -97,7 +97,8 @@ def _row(pair: Verdict, domain: Domain, decimals: int, arms: dict[str, Arm], ter
 
 
 def _diverged(pair: Verdict) -> str:
-    """Returns the counts of diverged runs: `diverged: llama@1m 2 of 3, gpt2@1m 0 of 3`; empty without any."""
+    """Returns the counts of diverged runs of a pair as text: `diverged: llama@1m 2 of 3, gpt2@1m 0 of 3`; empty without
+    any."""
     if not any(pair.diverged) or not pair.ended:
         return ""
     (of_a, of_b), (a, b) = pair.diverged, pair.ended
