@@ -116,7 +116,7 @@ class _Cells:
 
 
 def _counted(value: float, beside: float) -> str:
-    """Formats the spread of a count with the suffix and the decimals of its mean (`beside`): the spread of 38.0k as
+    """Formats the spread of a count with the suffix and the decimals of its mean, the second value: the spread of 38.0k as
     0.2k."""
     if abs(beside) < 9_999.5:
         return fixed(value, 0) if abs(beside) >= 100 or float(value).is_integer() else si(value)
