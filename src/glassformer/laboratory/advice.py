@@ -43,7 +43,8 @@ MODEL = "llama-3-8b"
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule of support: if `claim` has this `verdict`, it supports `option`, as to the quantity `about`."""
+    """Rule of evidence: if `claim`, a published sentence, has the measured `verdict`, it supports `option`, as to the
+    quantity `about`."""
 
     claim: str
     verdict: Verdict
@@ -53,8 +54,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Question:
-    """Question of the guide with its options, the simplest first: name -> change of the model's expression, in which
-    {quarter} means a quarter of the model's heads."""
+    """Question of the decision guide with its options, the simplest first: name -> change of the model's expression, in
+    which {quarter} means a quarter of the model's heads."""
 
     asks: str
     goals: tuple[Goal, ...]
@@ -163,7 +164,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class AdviceOption:
-    """An option of a question, its costs, and the claims whose verdict supports it."""
+    """An option of a question (a change of the model), its costs, and the claims whose verdicts support it."""
 
     name: str
     change: str
@@ -178,14 +179,14 @@ class AdviceOption:
     """Forward FLOPs per token."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the option as plain values; `for` has the claims."""
+        """Returns the option as a dict of plain values, whose key `for` has the claims that support it."""
         told = plain(self)
         return told | {"for": told.pop("supported_by")}
 
 
 @dataclass(frozen=True)
 class ClaimEvidence:
-    """A stored result of a claim."""
+    """Stored result of one claim, cited as evidence for an option."""
 
     claim: str
     statement: str
@@ -202,7 +203,8 @@ class ClaimEvidence:
 
 @dataclass(frozen=True)
 class AdviceQuestion:
-    """A question with its options, the evidence for them, and what would decide the open claims."""
+    """A question of the decision guide with its options, the evidence for them, and the measurements that would decide
+    the open claims."""
 
     asks: str
     options: tuple[AdviceOption, ...]
@@ -275,7 +277,8 @@ class Advice(Tabular):
         yield from self._end()
 
     def _end(self) -> Iterator[Any]:
-        """Yields the recommended model, its plan, and its options ranked by effect and cost."""
+        """Yields the last part of the text: the recommended model, its plan, and its options ranked by effect and
+        cost."""
         made = self.advised
         yield Text("\nThe model for this goal", style="bold")
         yield unbroken(made.expression)
@@ -382,7 +385,7 @@ def advise(
 
 
 def _counting(question: Question, option: str, goal: Goal, found: Mapping[str, Stored | None]) -> list[Stored]:
-    """Returns the results that support an option and count for a goal."""
+    """Returns the stored results of claims that support an option and concern a quantity that matters for the goal."""
     return [
         held for rule in question.rules
         if rule.option == option and rule.about in COUNTS[goal]
@@ -407,7 +410,7 @@ def _chosen(
 
 
 def share_words(value: float | None) -> str:
-    """Formats a relative change in percent."""
+    """Formats a relative change in percent, as `-1.5%`; `not known` for None."""
     return "not known" if value is None else "same" if abs(value) < 5e-5 else f"{value:+.1%}"
 
 
@@ -432,7 +435,7 @@ def _answered(
 
 
 def _quarter(config: ModelConfig) -> int:
-    """Returns the divisor of the model's head count nearest to a quarter of it."""
+    """Returns the divisor of the model's number of heads that is nearest to a quarter of that number."""
     mixer: Any = next(iter(changed(config, ["mha"]).layers())).mixer
     return nearest_groups(mixer.n_heads, 8, 2) or mixer.n_heads
 
@@ -440,7 +443,8 @@ def _quarter(config: ModelConfig) -> int:
 def _option(
     name: str, change: str, config: ModelConfig, context: int, memory: float, supported: tuple[str, ...]
 ) -> AdviceOption:  # fmt: skip
-    """Returns an option with bytes of weights and state, and the dtypes of weights with which both fit `memory`."""
+    """Makes an option: the changed model's bytes of weights and state, and the dtypes of weights with which both fit
+    `memory`."""
     with trial():
         figures = PlannedSize.of(changed(config, [change.removeprefix("+"), f"context={context}"]), context, memory)
     return AdviceOption(name, change, figures.state_bytes, figures.weight_bytes, figures.fits, supported, figures.flops)
@@ -454,7 +458,7 @@ def _evidence(name: str, held: Stored, folder: Path) -> ClaimEvidence:
 
 
 def _missing(name: str, held: Stored | None) -> str:
-    """Returns the reason why a claim is undecided, and what would decide it."""
+    """Returns, as text, the reason why a claim has no verdict, and the measurement that would give one."""
     if held is None:
         claim = known()[name]
         return f"{claim.statement} Not measured: `glassformer claims {name}`, {claim.minutes:g} min."

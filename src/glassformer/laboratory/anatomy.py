@@ -48,7 +48,8 @@ class Anatomy(Reported):
 
     @cached_property
     def difference(self) -> dict[str, tuple[Any, Any]]:
-        """Path of a field -> its values in this model and in the other; empty if the models are equal."""
+        """Path of each config field that differs -> its values in this model and in the other; empty if the models are
+        equal."""
         return {} if self.other is None else self.config.diff(self.other)
 
     @cached_property
@@ -98,7 +99,8 @@ class Anatomy(Reported):
         return [dict(zip(("part", "this", "other", "change"), row, strict=True)) for row in self.ideas]
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields the parts and fields that differ, or without another model the counts and the config as YAML."""
+        """Yields the printed text: with another model the parts and fields that differ, otherwise the counts and the
+        config as YAML."""
         if self.other is None:
             yield from self.summary
             yield ""
@@ -131,13 +133,13 @@ class Anatomy(Reported):
         )
 
     def html(self) -> str:
-        """Returns the notebook's view as a page."""
+        """Returns the notebook's view of the anatomy as an HTML page."""
         return document(self.name, tag("h1", self.name), Markup(self._repr_html_()))
 
 
 def _change(path: str, value: Any, alone: bool) -> str | None:
-    """Returns the change of an expression that sets the value at a path; None if no change does. `alone`: all layers
-    have one kind of block, so that a change of every block sets it."""
+    """Returns the change of a model's expression that sets the value at a path of the config; None if no change does.
+    `alone`: True if all layers have one kind of block, so that a change of every block sets it."""
     field = BLOCK.sub("", path) if alone else path
     last = field.rpartition(".")[2]
     if isinstance(value, dict):

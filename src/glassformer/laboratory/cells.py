@@ -19,7 +19,7 @@ CELLS = "cells"
 
 @dataclass(frozen=True)
 class CellRun:
-    """A trained run as a point of a law.
+    """A trained run as a data point for a scaling law.
 
     Attributes
     ----------
@@ -52,12 +52,13 @@ class CellRun:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The run as a row that `points` reads, in which a missing loss is NaN."""
+        """The run as a table row that the function `points` reads, in which a missing loss is NaN."""
         return {**plain(self), "loss": math.nan if self.loss is None else self.loss}
 
 
 def runs_of(folder: Path) -> list[CellRun]:
-    """Returns the runs in `folder`, which `scale` or `compare` has written. Raises RequestError if it holds none."""
+    """Returns the trained runs of the comparisons in `folder`, which `scale` or `compare` has written. Raises
+    RequestError if it holds no runs."""
     places = [path.parent for path in sorted(folder.glob(f"{CELLS}/*/{RESULTS}"))]
     places += [folder] if (folder / RESULTS).is_file() else []
     found = [_point(run, place.name) for place in places for run in _runs(place)]

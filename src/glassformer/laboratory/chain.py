@@ -31,7 +31,8 @@ MODEL = (
 
 @dataclass(frozen=True)
 class Setting:
-    """Training of a model on the language; `every`: steps between two measurements, `clip`: threshold of QK-clip."""
+    """Options for training a model on the synthetic language; `every`: steps between two measurements, `clip`:
+    threshold of QK-clip."""
 
     model: str = MODEL
     rate: float = 1e-2
@@ -43,14 +44,14 @@ class Setting:
     batch: int = BATCH
 
     def at(self, step: int) -> float:
-        """Returns the learning rate of a step, counted from 1."""
+        """Returns the learning rate at a step, counted from 1."""
         rise = step / self.warmup if self.warmup else 1.0
         return self.rate * min(rise, (self.steps - step + 1) / (self.steps - self.warmup))
 
 
 @dataclass
 class Trace:
-    """Measurements during training: every `Setting.every` steps, and at the last."""
+    """Measurements of a model's attention during training: every `Setting.every` steps, and at the last."""
 
     steps: list[int] = field(default_factory=list)
     logits: list[float] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Trace:
 
     @torch.no_grad()
     def add(self, step: int, loss: float, model: Model, tokens: Tensor) -> None:
-        """Measures a model on tokens (b, s)."""
+        """Measures a model on tokens (b, s) at a step, and appends the results."""
         seen = capture(model, tokens, ["layers.*.mixer.scores", "layers.*.mixer.pattern"])
         scores = [x for site, x in seen.items() if site.endswith("scores")]
         patterns = [x for site, x in seen.items() if site.endswith("pattern")]
@@ -78,7 +79,7 @@ class Trace:
 
 
 def texts(generator: torch.Generator, batch: int = BATCH) -> Iterator[Tensor]:
-    """Yields batches (b, t + 1): half a text from a chain of pairs, and the same half again."""
+    """Yields batches of random texts (b, t + 1): half a text from a Markov chain of pairs, and the same half again."""
     chain = torch.softmax(SHARPNESS * torch.randn(VOCABULARY, VOCABULARY, generator=generator), -1)
     while True:
         tokens = [torch.randint(VOCABULARY, (batch,), generator=generator)]
@@ -89,8 +90,8 @@ def texts(generator: torch.Generator, batch: int = BATCH) -> Iterator[Tensor]:
 
 
 def trained(how: Setting, seed: int, look: Callable[[int, float, Model, Tensor], None]) -> Model:
-    """Trains a model; `look(step, loss, model, tokens)` is called every `how.every` steps and at the last, with the
-    loss before the step and the model after it."""
+    """Trains a model on the synthetic language; `look(step, loss, model, tokens)` is called every `how.every` steps and
+    at the last, with the loss before the step and the model after it."""
     generator = torch.Generator().manual_seed(seed)
     model = preset(how.model).build(seed=seed)
     groups = parameter_groups(model, how.rate, how.decay, model.config.rates)
@@ -114,12 +115,12 @@ def trained(how: Setting, seed: int, look: Callable[[int, float, Model, Tensor],
 
 
 def traced(how: Setting, seed: int) -> Trace:
-    """Returns the attention measurements of a model during training."""
+    """Trains a model on the synthetic language, and returns its attention measurements over the steps."""
     trace = Trace()
     trained(how, seed, trace.add)
     return trace
 
 
 def shorter(how: Setting, steps: int) -> Setting:
-    """Returns the setting with fewer steps and a warm-up in proportion."""
+    """Returns the training options with fewer steps and a warm-up in proportion."""
     return replace(how, steps=steps, warmup=how.warmup * steps // how.steps)

@@ -34,7 +34,7 @@ class ChoiceOption(Protocol):
 
 
 class ChoiceOfOptions(Protocol):
-    """A question with its options, the simplest first."""
+    """Interface of a question of the decision guide, with its options, the simplest first."""
 
     @property
     def asks(self) -> str: ...
@@ -68,7 +68,7 @@ class PlannedSize:
 
     @classmethod
     def of(cls, config: ModelConfig, context: int, memory: float) -> PlannedSize:
-        """Plans a model. Raises RequestError."""
+        """Plans generation with a model, and returns its sizes and costs. Raises RequestError."""
         one = plan(config, context=context)
         taken = {name: math.ceil(one.parameters * size) for name, size in WEIGHTS.items() if name != "float32"}
         fits = tuple(name for name, size in taken.items() if size + one.state_bytes <= SPARE * memory)
@@ -77,7 +77,7 @@ class PlannedSize:
 
 @dataclass(frozen=True)
 class Priority:
-    """A choice that claims support, with its effect and its costs.
+    """A recommended option, which claims support, with its effect on the loss and its costs.
 
     Attributes
     ----------
@@ -141,8 +141,8 @@ def compose(
     context: int,
     memory: float,
 ) -> AdvisedModel:
-    """Applies the chosen options one after the other. `chosen` has the question, the option and the claims that support
-    it, by question."""
+    """Makes the recommended model: applies the chosen options to the model one after the other. `chosen`: the question,
+    the option and the claims that support it, by question."""
     made, changes, left_out, priorities = config, list[str](), dict[str, str](), list[Priority]()
     for question, option, claims in chosen.values():
         word = option.change.removeprefix("+")
@@ -194,9 +194,9 @@ def _priority(
 
 
 def loss_effect(held: Stored, word: str, others: Sequence[str]) -> float | None:
-    """Returns the change of the loss by an option that a claim measured, as a share of the loss; None if it measured
-    another quantity. `word` is the change that makes the option, `others` those of the other options: a claim may
-    have any of them as its first or second arm."""
+    """Returns the change of the loss by an option, as a share of the loss, that a claim measured; None if the claim
+    measured another quantity. `word` is the change of the expression that makes the option, `others` those of the
+    other options: a claim may have any of them as its first or second arm."""
     losses = {figure.name: figure.value for figure in held.outcome.figures}
     for figure in held.outcome.figures:
         found = LOSS.fullmatch(figure.name)
@@ -212,5 +212,5 @@ def loss_effect(held: Stored, word: str, others: Sequence[str]) -> float | None:
 
 
 def _has(expression: str, word: str) -> bool:
-    """Returns True if an expression has a change, whatever its size."""
+    """Returns True if a model's expression contains a change, whatever the expression's size."""
     return word.partition(":")[0] in [change.partition(":")[0] for change in expression.split("+")[1:]]

@@ -30,7 +30,7 @@ BARE = "+nonorm+nobias+embedding.position=null"
 
 
 def blank(expression: str) -> Model:
-    """Builds a model in fp64 whose weights are zero."""
+    """Builds a model in fp64 all of whose weights are zero, to be set by a construction."""
     model = preset(expression).build(seed=0).double().eval().requires_grad_(False)
     for weight in model.parameters():
         weight.zero_()
@@ -38,20 +38,20 @@ def blank(expression: str) -> Model:
 
 
 def weights(mixer: object) -> tuple[Tensor, Tensor]:
-    """Returns W_QKV and W_O of an attention."""
+    """Returns the weights W_QKV and W_O of an attention mixer."""
     attention = cast("Attention", mixer)
     fused, output = cast("torch.nn.Linear", attention.qkv), cast("torch.nn.Linear", attention.output)
     return fused.weight, output.weight
 
 
 def matrices(ffn: object) -> tuple[Tensor, Tensor]:
-    """Returns W_up (hidden, width) and W_down (width, hidden) of an FFN."""
+    """Returns the weights W_up (hidden, width) and W_down (width, hidden) of an FFN."""
     maps = cast("Mlp", ffn).matrices()
     return maps["up"].parameter, maps["down"].parameter
 
 
 def head_of(model: Model) -> Tensor:
-    """Returns the matrix of the logits, (vocabulary, width)."""
+    """Returns the weight of a model's head, (vocabulary, width), which makes the logits."""
     assert model.head.weight is not None
     return model.head.weight
 
@@ -61,7 +61,7 @@ def head_of(model: Model) -> Tensor:
 
 @dataclass(frozen=True)
 class Sparse:
-    """A function of some of n bits: {0, 1}^n -> {0, 1}.
+    """A Boolean function of n bits that depends on only some of them: {0, 1}^n -> {0, 1}.
 
     bits        n
     positions   positions that it depends on
@@ -83,8 +83,8 @@ def every_input(bits: int) -> np.ndarray:
 
 
 def sparse_function(function: Sparse, sharpness: float) -> Model:
-    """Builds a transformer of one layer that reads n bits and a question mark, and predicts the function's value at the
-    question mark.
+    """Builds a transformer of one layer that computes a Boolean function: it reads n bits and then a query token, "?",
+    at which it predicts the function's value.
 
     Head h has the score `sharpness` at position i_h and 0 elsewhere, so that it reads bit i_h up to a share n
     e^-sharpness of others. W_O adds the bits up as m = sum_h 2^h x_{i_h}. The FFN is the function of m: piecewise
@@ -120,7 +120,8 @@ def sparse_function(function: Sparse, sharpness: float) -> Model:
 
 
 def asked(model: Model, x: np.ndarray) -> Tensor:
-    """Returns the logits (b, 3) of a constructed function at the question mark after x (b, n)."""
+    """Returns the logits (b, 3) that a model made by `sparse_function` predicts at the query token, "?", which follows
+    the bits x (b, n)."""
     return model(torch.from_numpy(np.pad(x, ((0, 0), (0, 1)), constant_values=2)))[:, -1]
 
 
@@ -164,7 +165,8 @@ def ridge_layers(dims: int, examples: int, ridge: float, layers: int) -> Model:
 
 
 def ridge_prompt(x: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
-    """Returns the vectors that `ridge_layers` reads, (b, d + n + 1, 2 d + 2), of x (b, n + 1, d) and y (b, n + 1).
+    """Returns the prompts of vectors (b, d + n + 1, 2 d + 2) that a model made by `ridge_layers` reads, for the
+    examples and question x (b, n + 1, d), y (b, n + 1).
 
     The first d are sqrt(ridge) e_i with y = 0, the same for all prompts: with them least squares is ridge
     regression. The last is the question."""
@@ -177,7 +179,7 @@ def ridge_prompt(x: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
 
 
 def ridge_answers(x: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
-    """Returns the closed form x_(n+1) (X^T X + ridge I)^-1 X^T y, (b,)."""
+    """Returns the answers (b,) of ridge regression in closed form: x_(n+1) (X^T X + ridge I)^-1 X^T y."""
     given, told = x[:, :-1], y[:, :-1, None]
     gram = given.swapaxes(1, 2) @ given + ridge * np.eye(x.shape[2])
     return (x[:, -1:] @ np.linalg.solve(gram, given.swapaxes(1, 2) @ told))[:, 0, 0]
@@ -191,7 +193,7 @@ Step = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class CounterProgram:
-    """A machine of two counters (Minsky 1967), which is Turing complete.
+    """Program of a machine with two counters (Minsky 1967), a kind of machine that is Turing complete.
 
     rules   the step by 4 state + 2 (first counter is 0) + (second is 0). No rule lowers a counter that is 0. The
             machine starts in state 0 with counters of 0
@@ -204,7 +206,7 @@ class CounterProgram:
         return len(self.rules) // 4
 
     def run(self, steps: int) -> tuple[list[Step], tuple[int, int]]:
-        """Returns the first `steps` steps, and the largest value of each counter."""
+        """Runs the program; returns its first `steps` steps, and the largest value of each counter."""
         done, state, counters, largest = list[Step](), 0, (0, 0), (0, 0)
         for _ in range(steps):
             step = self.rules[4 * state + 2 * (counters[0] == 0) + (counters[1] == 0)]
@@ -215,7 +217,7 @@ class CounterProgram:
 
 
 def random_machine(states: int, draw: np.random.Generator) -> CounterProgram:
-    """Returns a machine of two counters with `states` states and random rules."""
+    """Returns a program of a two-counter machine with `states` states and random rules."""
     rules = []
     for first, second in [(0, 0), (0, 1), (1, 0), (1, 1)] * states:
         changes = (int(draw.integers(-1 + first, 2)), int(draw.integers(-1 + second, 2)))
@@ -224,7 +226,8 @@ def random_machine(states: int, draw: np.random.Generator) -> CounterProgram:
 
 
 def doubling() -> CounterProgram:
-    """Returns a machine that doubles its first counter repeatedly, 1, 2, 4, ..., by way of the second."""
+    """Returns a program of a two-counter machine that doubles its first counter repeatedly, 1, 2, 4, ..., by way of the
+    second."""
     start, move, twice, back = range(4)
     rules: list[Step] = []
     for state, empty, zero in product(range(4), (False, True), (False, True)):
@@ -240,12 +243,13 @@ def doubling() -> CounterProgram:
 
 
 def token_of(step: Step) -> int:
-    """Returns the token of a step; token 0 starts the text."""
+    """Returns the token that encodes a step of a two-counter machine; token 0 starts the text."""
     return 1 + 9 * step[0] + 3 * (step[1] + 1) + step[2] + 1
 
 
 def counter_machine(machine: CounterProgram, hardness: float) -> Model:
-    """Builds a decoder that continues the token 0 with the steps of a machine, a token for each.
+    """Builds a decoder that simulates a two-counter machine: after the token 0 it predicts the machine's steps, a token
+    for each.
 
     First layer: a head without scores, whose mean over the t tokens so far is u = counter / t for both counters and v =
     1 / t of the first token. Second layer: for each counter, a head with the score `hardness` v / 2 at the first token
@@ -292,5 +296,5 @@ def counter_machine(machine: CounterProgram, hardness: float) -> Model:
 
 
 def predicted(model: Model, tokens: Sequence[int]) -> list[int]:
-    """Returns the most likely next token after each prefix of `tokens`."""
+    """Returns the tokens that the model predicts as most likely after each prefix of `tokens`."""
     return model(torch.tensor([list(tokens)]))[0].argmax(-1).tolist()

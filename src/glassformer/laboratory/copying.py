@@ -26,7 +26,7 @@ GROUP = 64
 
 @dataclass(frozen=True)
 class Copying:
-    """Result of a model trained to copy."""
+    """Result of a model trained on the task of selective copying."""
 
     expression: str
     seed: int
@@ -45,8 +45,8 @@ def copying(
     expression: str, seed: int = 0, steps: int = 2_000, batch: int = 64, learning_rate: float = 3e-3,
     task: SelectiveCopy | None = None, rows: int = HELD_OUT, **how: Any,
 ) -> Copying:  # fmt: skip
-    """Trains a model on rows drawn for each step, and evaluates it on `rows` held-out ones. `how`: further arguments of
-    `training.train`, such as `out` and `callbacks`."""
+    """Trains a model on the task of selective copying, with rows drawn for each step, and evaluates it on `rows`
+    held-out rows. `how`: further arguments of `training.train`, such as `out` and `callbacks`."""
     task = task or SelectiveCopy()
     run = taught(expression, task, seed, steps, batch, learning_rate, **how)
     right, whole, loss = answered(run.model, task, rows)
@@ -56,7 +56,7 @@ def copying(
 def taught(
     expression: str, task: TokenTask, seed: int, steps: int, batch: int, learning_rate: float = 3e-3, **how: Any
 ) -> Run:
-    """Trains a model on rows of a task drawn for each step."""
+    """Trains a model on rows of a task, drawn for each step, and returns the run."""
     return train(
         preset(expression), prepare(str(task)),
         {
@@ -69,7 +69,8 @@ def taught(
 
 @torch.no_grad()
 def answered(model: Model, task: TokenTask, rows: int, first: int = 0) -> tuple[float, float, float]:
-    """Returns (share of symbols correct, share of rows correct, loss) on held-out rows, from index `first` on."""
+    """Evaluates a model on held-out rows of a task, from index `first` on. Returns (share of symbols correct, share of
+    rows correct, loss)."""
     objective, text = TaskConfig(), prepare(str(task))
     model.eval()
     right, losses = [], []

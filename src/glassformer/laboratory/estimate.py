@@ -16,8 +16,8 @@ SOURCE = "from timed training steps on this machine"
 
 
 def rates(configs: Mapping[str, ModelConfig], text: Tokens, recipe: Recipe) -> dict[str, float]:
-    """Returns tokens per second of training for each model on this machine: the smallest models are timed first, each
-    for its share of `PROBE` seconds. After that, larger models are assumed to reach an equal number of FLOP/s."""
+    """Returns {model: tokens per second of training on this machine}. The smallest models are timed, each for its share
+    of `PROBE` seconds; larger models are assumed to reach an equal number of FLOP/s."""
     flops = {name: config.flops(recipe.context) for name, config in configs.items()}
     recipe = recipe.replace(tokens=None, flops=None, minutes=None, steps=10**6, compile=False)
     found: dict[str, float] = {}

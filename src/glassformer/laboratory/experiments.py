@@ -50,7 +50,7 @@ class Experiment(Value):
 
 @dataclass(frozen=True)
 class ExperimentStep:
-    """One step of an experiment."""
+    """One step of an experiment file: a verb with its design and output folder."""
 
     verb: str
     tree: Mapping[str, Any]
@@ -61,14 +61,14 @@ class ExperimentStep:
     """Fields of the design that the command line overrides."""
 
     def made(self) -> Asked:
-        """Returns the design of the step. Raises RequestError."""
+        """Makes the design of the step from its fields. Raises RequestError for invalid ones."""
         if self.verb == "train":
             return _run_of(self.tree, self.out, self.where)
         found = KINDS[self.verb][0].from_dict(self.tree, self.where)
         return found.replace(**self.changes) if self.changes else found
 
     def carry_out(self, progress: bool | Notify = True, executor: Executor | None = None) -> Result:
-        """Runs the step, or resumes it."""
+        """Runs the step, or resumes it, and returns its result."""
         asked = self.made()
         if isinstance(asked, SingleRun):
             with showing(progress) as notify:
@@ -105,9 +105,9 @@ def _run_of(tree: Mapping[str, Any], out: str, where: str) -> SingleRun:
 def steps_of(
     path: str | Path, out: str | Path | None = None, **changes: Any
 ) -> tuple[str, list[ExperimentStep]]:  # fmt: skip
-    """Returns the description of an experiment with the name of its file, and its steps, all of them checked. `out` is
-    the folder of a file with one step; `changes` are fields that override the file's, if not None. Raises RequestError
-    that names the file, the step and the field."""
+    """Reads an experiment file. Returns its description with the name of the file, and its steps, all of them checked.
+    `out` is the folder of a file with one step; `changes` are fields that override the file's, if not None. Raises
+    RequestError that names the file, the step and the field."""
     tree, changes = read_tree(path), {name: value for name, value in changes.items() if value is not None}
     path, out = str(path), None if out is None else str(out)
     if isinstance(tree, dict) and "about" not in tree and not isinstance(tree.get("steps"), list):
@@ -131,8 +131,8 @@ def steps_of(
 
 
 def _folder_of(path: str) -> str | None:
-    """Returns the folder in which a run left its design.yaml, and which the experiment continues; None for a file
-    elsewhere."""
+    """Returns the output folder of the experiment whose design.yaml the path names, if the file is in one, so that the
+    experiment continues there; None for a file elsewhere."""
     place = Path(path)
     if place.name != FILE:
         return None

@@ -103,7 +103,7 @@ class Explanation(Printed):
         return found
 
     def lines(self) -> Iterator[Any]:
-        """Yields the text from top to bottom."""
+        """Yields the printed text of the explanation, from its title to the worked example."""
         yield Text(self.word, style="bold")
         yield self.what
         if self.formula:
@@ -196,18 +196,18 @@ def explain(word: str, *, guide: bool = False) -> Explanation:
 
 
 def _meaning(name: str) -> str:
-    """Returns the text of a word; if the glossary has another meaning, that one first."""
+    """Returns the text that explains a short name; if the glossary has another meaning of the word, that one first."""
     text, term = texts().get(name, {}).get("what", ""), terms().get(name, "")
     return f"{term}\nAlso a part of a model: {text}" if text and term and term not in text else text or term
 
 
 def page_of(part: type[PartConfig]) -> str:
-    """Returns the documentation page of a part, or of its axis if the part is not one kind."""
+    """Returns the path of a part's documentation page; for the base class of an axis, that of the axis."""
     return "mixers.md" if part.axis == "mixer" else f"parts/{part.axis}/{part.kind or 'index'}.md"
 
 
 def presets_with(word: str) -> tuple[str, ...]:
-    """Returns the presets that have the part a word denotes."""
+    """Returns the names of the presets that have the part which a short name denotes."""
     return tuple(preset for preset in PRESETS if has_word(_published(preset), word))
 
 
@@ -217,7 +217,8 @@ def _published(name: str) -> ModelConfig:
 
 
 def _costs(change: str) -> ChangeCosts | None:
-    """Returns the costs of a change on the first base that it changes; None if it changes none of them."""
+    """Returns the costs of a change of an expression, on the first base model that it changes; None if it changes none
+    of them."""
     for base in BASES:
         before = preset(base)
         try:

@@ -77,7 +77,7 @@ class Conversion(Printed):
     replaced: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values; the architecture is called `class`."""
+        """Returns the result of the conversion as plain values; the architecture is called `class`."""
         return {
             "out": str(self.out), "format": self.format, "family": self.family, "class": self.architecture,
             "bytes": self.bytes, "dtype": self.dtype, "new_parameters": list(self.new_parameters),
@@ -85,7 +85,8 @@ class Conversion(Printed):
         }  # fmt: skip
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields the warnings, and a line with class, size and tools."""
+        """Yields the printed text: warnings, and a line with the written class, size, and the programs (such as
+        transformers and llama.cpp) that can load it."""
         yield from self.warnings
         if self.replaced:
             yield unbroken(f"replaced {self.out}, which this program wrote")
@@ -190,7 +191,7 @@ def convert(
 
 
 def _refuse_spoilt(model: Model, dtype: str | None, kind: Format) -> None:
-    """Raises RequestError for weights that are not finite, or overflow in the dtype that is written."""
+    """Raises RequestError for a model with weights that are not finite, or overflow in the dtype that is written."""
     written = None if dtype in (None, "q8_0") else dtype_of(str(dtype))  # q8_0 has a scale for each block
     spoilt = spoilt_weights(model, written, vectors=kind == "hf")
     if not spoilt:
@@ -204,7 +205,7 @@ def _refuse_spoilt(model: Model, dtype: str | None, kind: Format) -> None:
 
 @dataclass(frozen=True)
 class Exports(Tabular):
-    """Published classes that can hold a model, and the parts that block the others.
+    """Result of the check which published classes can hold a model, with the parts that block the others.
 
     Attributes
     ----------
@@ -219,7 +220,7 @@ class Exports(Tabular):
 
     @cached_property
     def targets(self) -> list[ExportTarget]:
-        """All families: supported ones first, then by number of blockers."""
+        """All families of published models as export targets: supported ones first, then by number of blockers."""
         return export_targets(self.config)
 
     def to_dict(self) -> dict[str, Any]:
@@ -227,7 +228,7 @@ class Exports(Tabular):
         return {"name": self.name, "exports": self.records()}
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each family: supported ones first, then by number of blockers."""
+        """Returns a table row for each family of published models: supported ones first, then by number of blockers."""
         return [
             {"model_type": one.family.model_type, "class": one.family.architecture, "supported": one.supported,
              "runs_in": runs_in(self.config, one.family) if one.supported else [],
@@ -236,7 +237,8 @@ class Exports(Tabular):
         ]  # fmt: skip
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields a line for each supported family, or for the nearest others with their blockers."""
+        """Yields a line for each family of published models that can hold the model, or for the nearest families with
+        their blockers."""
         supported = [one for one in self.targets if one.supported]
         for one in supported:
             tools = ", ".join(runs_in(self.config, one.family))

@@ -46,7 +46,8 @@ class Form:
         return (*self.amplitudes, *self.exponents, *((self.power,) if self.power else ()))
 
     def lacks(self, **distinct: int) -> str:
-        """Returns a sentence on the quantities with too few `distinct` values; empty if all suffice."""
+        """Returns a sentence on the quantities with too few `distinct` values in the data to fit this form; empty if
+        all suffice."""
         for what, least in self.reads.items():
             if distinct.get(what, least) < 2:
                 return f"all runs have an equal number of {what}, so no law of {what} can be seen in them; vary {what}"
@@ -55,7 +56,8 @@ class Form:
         return ""
 
     def features(self, points: Points) -> tuple[Numbers, Numbers]:
-        """Returns the features F: (k, j, n) of the exponents, and (k, n) of the constants."""
+        """Returns the features F of the points, linear in the fitted parameters: (k, j, n) of the exponents, and (k, n)
+        of the constants."""
         terms, none = self.terms(points), np.zeros(len(points))
         of_exponents = np.array([[term.get(name, none) for name in self.exponents] for term in terms])
         return of_exponents.reshape(len(terms), len(self.exponents), len(points)), np.array(
@@ -63,7 +65,7 @@ class Form:
         )
 
     def shares(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
-        """Returns each term's share of the sum, (k, n), and the log of the sum, (n,)."""
+        """Returns each term's share of the law's sum at each point, (k, n), and the logarithm of the sum, (n,)."""
         slopes, fixed = features
         k, j = len(self.amplitudes), len(self.exponents)
         terms = theta[:k, None] + np.einsum("kjn,j->kn", slopes, theta[k : k + j]) + fixed
@@ -73,20 +75,21 @@ class Form:
         return shares / total, most + np.log(total)
 
     def lifted(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> Numbers:
-        """Returns theta with raised amplitudes, so that every term has at least `LEAST_SHARE` of the sum at one data
-        point or more, because a vanished term has no gradient and could not recover."""
+        """Returns the parameters theta with raised amplitudes, so that every term has at least `LEAST_SHARE` of the sum
+        at one data point or more, because a vanished term has no gradient and could not recover."""
         most = self.shares(theta, features)[0].max(1)
         lifted = theta.copy()
         lifted[: len(most)] += np.log(np.maximum(LEAST_SHARE / np.maximum(most, 1e-300), 1.0))
         return lifted
 
     def vanished(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> NDArray[np.bool_]:
-        """Returns (k,) True for each term whose amplitude is zero, its lower bound, as far as the points show."""
+        """Returns a mask (k,), True for each term whose fitted amplitude is zero, its lower bound, as far as the points
+        show."""
         return np.asarray(self.shares(theta, features)[0].max(1) < VANISHED)
 
     def log_loss(self, theta: Numbers, features: tuple[Numbers, Numbers]) -> tuple[Numbers, Numbers]:
-        """Returns log L, (n,), and its gradient, (p, n); theta: log amplitudes, exponents, and the power if there is
-        one."""
+        """Returns the logarithm of the law's loss at each point, (n,), and its gradient by theta, (p, n). theta: log
+        amplitudes, exponents, and the power if there is one."""
         slopes = features[0]
         shares, summed = self.shares(theta, features)
         power = theta[-1] if self.power else 1.0
@@ -96,7 +99,7 @@ class Form:
         return power * summed, np.concatenate(gradient)
 
     def values(self, theta: Numbers) -> dict[str, Numbers]:
-        """Returns the parameters of fitted theta (..., p) by name, with amplitudes themselves instead of their
+        """Returns {name: fitted parameter} for theta (..., p), with amplitudes themselves instead of their
         logarithms."""
         k = len(self.amplitudes)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):

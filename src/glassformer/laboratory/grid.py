@@ -19,7 +19,7 @@ MOST_RUNGS = 100
 
 @dataclass(frozen=True)
 class Cell:
-    """All models at one size, with one budget of tokens or of FLOPs."""
+    """One size and one budget (of tokens or FLOPs) of a grid, at which all models are compared."""
 
     size: str
     budget: float
@@ -27,12 +27,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of the cell's folder."""
+        """Name of the cell's folder, made of its size and budget."""
         return f"{self.size}-{self.budget:.6g}-{'flops' if self.isoflop else 'tokens'}"
 
     @property
     def given(self) -> dict[str, Any]:
-        """Budget as a keyword of `compare`."""
+        """Budget of the cell as a keyword argument of `compare`."""
         return {"flops": self.budget} if self.isoflop else {"tokens": int(self.budget)}
 
 
@@ -96,7 +96,8 @@ def grid(sizes: Any, budgets: Any = None, isoflop: Any = None) -> Grid:
 
 
 def _ladder(given: Any, field: str) -> list[str]:
-    """Returns the words of a comma-separated list with ladders expanded. Raises RequestError for duplicates."""
+    """Returns the items of a comma-separated list, with ranges A..B replaced by their values. Raises RequestError for
+    duplicates."""
     if isinstance(given, str | int | float):
         words = [word.strip() for word in str(given).split(",")]
     elif isinstance(given, Sequence):
@@ -113,7 +114,7 @@ def _ladder(given: Any, field: str) -> list[str]:
 
 
 def _rungs(word: str, field: str) -> list[str]:
-    """Expands A..B or A..B:N; both ends keep their spelling."""
+    """Expands a range A..B or A..B:N to the list of its values; both ends keep their spelling."""
     ends, _, many = word.partition(":")
     first, _, last = (part.strip() for part in ends.partition(".."))
     low, high = _params(first, field), _params(last, field)
@@ -135,7 +136,7 @@ def _params(text: str, field: str) -> float:
 
 
 def _written(value: float, field: str) -> str:
-    """Formats a number to three digits; a size with the letter of its unit, as in names of sizes."""
+    """Formats a size or a budget to three digits; a size with the letter of its unit, as in names of sizes."""
     short = float(f"{value:.3g}")
     if field != "sizes":
         return f"{short:.0f}" if short < 1e6 else f"{short:.6g}"

@@ -30,7 +30,7 @@ Words = Annotated[str, Field(min_length=1, max_length=400)]
 
 
 class Correction(Value):
-    """A value or a statement of a guide that is wrong."""
+    """Correction of a value or a statement in a guide that is wrong."""
 
     guide: Words
     """Value or statement in the guide."""
@@ -74,7 +74,7 @@ class GuideRow(Value):
 
 
 class GuideTable(Value):
-    """The items of one guide."""
+    """Table of the items of one guide."""
 
     rows: tuple[GuideRow, ...] = Field(min_length=1, max_length=99)
 
@@ -99,18 +99,18 @@ class Guides(Tabular):
     rows: tuple[GuideRow, ...]
 
     def __getitem__(self, item: str) -> GuideRow:
-        """Returns an item by its number."""
+        """Returns an item of the guides by its number, such as "002-7"."""
         return {row.item: row for row in self.rows}[item]
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of items by verdict."""
+        """Number of the guides' items with each verdict, by verdict."""
         found = Counter[str](row.verdict for row in self.rows)
         return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
     @property
     def corrections(self) -> dict[str, Correction]:
-        """Corrections of the guides by item."""
+        """Corrections of the guides' wrong values, by item number."""
         return {row.item: row.guide_says for row in self.rows if row.guide_says is not None}
 
     def lines(self) -> Iterator[Any]:
@@ -130,7 +130,7 @@ class Guides(Tabular):
 
     @property
     def summary(self) -> str:
-        """The numbers of items by verdict, in words."""
+        """Sentence with the number of the guides' items by verdict."""
         return ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items())
 
     def _corrections(self) -> TextTable:
@@ -145,13 +145,13 @@ class Guides(Tabular):
         return {"rows": self.records(), "count": self.counts}
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each item, with all its fields."""
+        """Returns a table row for each item of the guides, with all its fields."""
         return [row.model_dump(mode="json") for row in self.rows]
 
 
 @cache
 def guide_tables() -> dict[str, GuideTable]:
-    """Returns the guides by name, in the order of their items."""
+    """Returns {name of a guide: its table}, in the order of the item numbers."""
     return {
         name: validated(GuideTable, read_tree(path), "guide", path.name)
         for name in GUIDES

@@ -46,21 +46,23 @@ GROUP = 500
 
 
 def best_rate(dims: int, examples: int) -> float:
-    """Returns the rate at which one step of gradient descent, (rate / n) sum_i y_i x_i from w = 0, has the least error
-    on functions without noise: 1 / (1 + (d + 1) / n)."""
+    """Returns the learning rate with which one step of gradient descent, (rate / n) sum_i y_i x_i from w = 0, fits n
+    examples of a noiseless linear function with the least error: 1 / (1 + (d + 1) / n)."""
     return 1 / (1 + (dims + 1) / examples)
 
 
 def step_error(dims: int, examples: int, rate: float) -> float:
-    """Returns E (w' x - w x)^2 after one step at this rate, w, x ~ N(0, 1): d ((1 - rate)^2 + rate^2 (d + 1) / n).
+    """Returns the expected squared error after one step of gradient descent at this rate, E (w' x - w x)^2 with w, x ~
+    N(0, 1): d ((1 - rate)^2 + rate^2 (d + 1) / n).
 
     By E (x x^T)^2 = (d + 2) I of Gaussian x."""
     return dims * ((1 - rate) ** 2 + rate**2 * (dims + 1) / examples)
 
 
 def one_step_error(dims: int, examples: int) -> float:
-    """Returns the minimum of `step_error` over rates: d (d + 1) / (n + d + 1), the error of the best layer of linear
-    attention (Zhang, Frei and Bartlett 2023, 2306.09927)."""
+    """Returns the least expected error of one step of gradient descent, the minimum of `step_error` over rates: d (d +
+    1) / (n + d + 1), which is that of the best layer of linear attention (Zhang, Frei and Bartlett 2023,
+    2306.09927)."""
     return step_error(dims, examples, best_rate(dims, examples))
 
 
@@ -77,7 +79,8 @@ def linear_layer(dims: int) -> ModelConfig:
 
 
 def plain_ends(model: Model) -> None:
-    """Sets embedding and head to the identity and to the selection of the last element, and freezes both."""
+    """Makes a model read and answer vectors unchanged: sets its embedding to the identity and its head to the selection
+    of the last element, and freezes both."""
     read = model.embedding.vectors
     assert read is not None and model.head.weight is not None
     with torch.no_grad():
@@ -92,8 +95,8 @@ def mixer_of(model: Model) -> LinearAttention:
 
 
 def construction(dims: int, examples: int, rate: float) -> Model:
-    """Returns the layer whose answer is that of one step of gradient descent at this rate (von Oswald et al. 2022,
-    2212.07677, proposition 1), in fp64:
+    """Builds the layer of linear attention whose answer is that of one step of gradient descent at this rate (von
+    Oswald et al. 2022, 2212.07677, proposition 1), in fp64:
 
         W_Q = W_K = diag(1, ..., 1, 0)     W_V = diag(0, ..., 0, 1)     W_O = rate (n + 1) / n W_V
 
@@ -111,8 +114,8 @@ def construction(dims: int, examples: int, rate: float) -> Model:
 
 
 def descended(x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
-    """Returns the answers (b,) to the last of x (b, n + 1, d) after one step from w = 0 on the other examples and their
-    y."""
+    """Returns the answers (b,) of one step of gradient descent from w = 0: the last of x (b, n + 1, d) is the question,
+    the others with their y are the examples."""
     n = x.shape[1] - 1
     w = rate / n * np.einsum("bnd,bn->bd", x[:, :-1], y[:, :-1])
     return np.einsum("bd,bd->b", w, x[:, -1])
@@ -132,7 +135,8 @@ class Construction:
 
 
 def exact_step(dims: int = 5, examples: int = 10, rate: float | None = None, prompts: int = 256) -> Construction:
-    """Compares the construction with gradient descent, in fp64; by default at the best rate."""
+    """Measures the difference between the constructed layer and one step of gradient descent, in fp64; by default at
+    the best rate."""
     rate = best_rate(dims, examples) if rate is None else rate
     task = Regression(dims=dims, examples=examples)
     x, _, y = task.functions(prompts, np.random.default_rng(0))
@@ -144,7 +148,7 @@ def exact_step(dims: int = 5, examples: int = 10, rate: float | None = None, pro
 
 @torch.no_grad()
 def answered(model: Model, task: Regression, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the model's answers (b,) to the last of x (b, n + 1, d)."""
+    """Returns the model's answers (b,) to the questions, the last of x (b, n + 1, d), after the n examples before."""
     found = []
     for first in range(0, len(x), GROUP):
         rows = task.laid_out(x[first : first + GROUP], y[first : first + GROUP])
@@ -154,7 +158,7 @@ def answered(model: Model, task: Regression, x: np.ndarray, y: np.ndarray) -> np
 
 @dataclass(frozen=True)
 class Length:
-    """Errors of a trained layer with another number of examples than in training."""
+    """Errors of a trained layer and of a step of gradient descent for a number of examples other than in training."""
 
     examples: int
     rate: float
@@ -166,7 +170,8 @@ class Length:
 
 @dataclass(frozen=True)
 class OneStep:
-    """A trained layer of linear attention, next to one step of gradient descent at the best rate."""
+    """Result of training a layer of linear attention: its errors, and those of one step of gradient descent at the best
+    rate."""
 
     dims: int
     examples: int
@@ -188,7 +193,8 @@ class OneStep:
     seconds: float
 
     def draw(self) -> Markup:
-        """Draws the error during training, and that of the best step."""
+        """Returns a chart of the layer's error during training, with the error of the best single step of gradient
+        descent as a line."""
         last = self.curve[-1][0]
         line = [(1.0, self.published), (float(last), self.published)]
         return line_chart(
@@ -245,7 +251,7 @@ def one_step(
 
 
 def _scores(model: Model) -> np.ndarray:
-    """Returns W_Q^T W_K of x's features, without y's, (d, d)."""
+    """Returns the part of W_Q^T W_K of a layer that acts on the features x, without those of y, (d, d)."""
     q, k, _ = mixer_of(model).qkv.weight.detach().double().chunk(3)
     return (q.T @ k)[:-1, :-1].numpy()
 
@@ -255,7 +261,7 @@ def _rms(values: np.ndarray) -> float:
 
 
 def _at_length(model: Model, task: Regression, n: int, prompts: int, draw: np.random.Generator) -> Length:
-    """Returns the errors with n examples, where the layer divides by n + 1 and its step by n."""
+    """Measures the errors of a trained layer with n examples, where the layer divides by n + 1 and its step by n."""
     rate = best_rate(task.dims, task.examples) * (task.examples + 1) / task.examples * n / (n + 1)
     x, _, y = Regression(dims=task.dims, examples=n).functions(prompts, draw)
     error = float(((answered(model, task, x, y) - y[:, -1]) ** 2).mean())
@@ -269,30 +275,33 @@ Answer = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 def _ridge(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
-    """Returns x^T E[w | examples], the optimal answer: w = (X^T X + noise^2 I)^-1 X^T y."""
+    """Returns the answers (b,) of ridge regression, optimal for w ~ N(0, 1): x^T E[w | examples], w = (X^T X + noise^2
+    I)^-1 X^T y."""
     gram = x.mT @ x + max(noise, 1e-6) ** 2 * torch.eye(x.shape[2], dtype=x.dtype)
     return (torch.linalg.solve(gram, x.mT @ y[..., None])[..., 0] * asked).sum(-1)
 
 
 def _least_squares(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
-    """Returns the answers of the minimum-norm least-squares fit."""
+    """Returns the answers (b,) of the minimum-norm least-squares fit to the examples."""
     return ((torch.linalg.pinv(x) @ y[..., None])[..., 0] * asked).sum(-1)
 
 
 def _descent(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
-    """Returns the answers of one step of gradient descent, at the rate that is best without noise."""
+    """Returns the answers (b,) of one step of gradient descent on the examples, at the rate that would be best if they
+    had no noise. `noise` is ignored: all kinds of answers have equal arguments."""
     return ((x.mT @ y[..., None])[..., 0] / (x.shape[1] + x.shape[2] + 1) * asked).sum(-1)
 
 
 def _nearest(x: Tensor, y: Tensor, asked: Tensor, noise: float) -> Tensor:
-    """Returns the mean answer of the nearest examples."""
+    """Returns the answers (b,) of nearest neighbours: the mean y of the examples whose x is nearest to the question."""
     k = min(NEIGHBOURS, x.shape[1])
     near = (x - asked[:, None]).norm(dim=-1).topk(k, dim=1, largest=False).indices
     return y.gather(1, near).mean(1)
 
 
 def posterior_mean(x: Tensor, y: Tensor, asked: Tensor, noise: float, functions: Tensor) -> Tensor:
-    """Returns the mean answer given the examples if w is one of the functions (m, d), all equally probable a priori:
+    """Returns the optimal answers (b,), posterior means, if w is one of the functions (m, d), all equally probable a
+    priori:
 
         sum_m p_m w_m x        p_m ~ exp(-sum_i (y_i - w_m x_i)^2 / (2 noise^2))
 
@@ -310,7 +319,7 @@ ANSWERS: dict[str, Answer] = {
 
 @dataclass(frozen=True)
 class Softmax:
-    """A transformer and statistical answers, by the number of examples: mean (answer - w x)^2 / d."""
+    """Errors of a transformer and of statistical methods after each number of examples: mean (answer - w x)^2 / d."""
 
     expression: str
     dims: int
@@ -326,13 +335,13 @@ class Softmax:
 
     @property
     def likest(self) -> tuple[str, ...]:
-        """Name of the answer nearest to the transformer's, for 1, 2, ... examples."""
+        """Name of the statistical method whose answers are nearest to the transformer's, for 1, 2, ... examples."""
         return tuple(
             min(self.distances, key=lambda who: self.distances[who][k]) for k in range(1, len(self.errors["ridge"]))
         )
 
     def draw(self) -> Markup:
-        """Draws the errors by the number of examples."""
+        """Returns a chart of the errors by the number of examples."""
         series = [
             Series(who, [(float(k), error) for k, error in enumerate(errors)], style=style)
             for style, (who, errors) in enumerate(self.errors.items())
@@ -354,10 +363,11 @@ def softmax(
     mixture: int = 0,
     **how: Any,
 ) -> Softmax:
-    """Trains a transformer on 2 d examples and a question, each x predicted from the preceding examples (Garg et al.
-    2022, 2208.01066): about seven minutes of one core with the defaults. With fewer steps or layers it stays at the
-    error 1 of a model that has learned nothing. With a mixture of `mixture` functions, the posterior mean answers too.
-    `how`: further arguments of `training.train`, such as `out` and `callbacks`."""
+    """Trains a transformer on prompts of 2 d examples and a question, each y predicted from the preceding examples
+    (Garg et al. 2022, 2208.01066), and compares it with statistical methods: about seven minutes of one core with
+    the defaults. With fewer steps or layers it stays at the error 1 of a model that has learned nothing. With a
+    mixture of `mixture` functions, the posterior mean answers too. `how`: further arguments of `training.train`,
+    such as `out` and `callbacks`."""
     task = Regression(dims=dims, examples=2 * dims, noise=noise, layout="apart", mixture=mixture)
     config = preset(f"{expression}+vectors:{task.size}+vocab_size=1")
     run = train(
@@ -378,7 +388,8 @@ def softmax(
 def compared(
     model: Model, task: Regression, prompts: int, draw: np.random.Generator
 ) -> tuple[dict[str, tuple[float, ...]], dict[str, tuple[float, ...]]]:
-    """Returns `errors` and `distances` of a model on `prompts` prompts."""
+    """Evaluates a model and the statistical methods on `prompts` prompts; returns the fields `errors` and `distances`
+    of a `Softmax`."""
     if task.layout != "apart":
         raise RequestError(
             f"layout={task.layout} asks one question a prompt; use layout=apart",

@@ -59,7 +59,7 @@ class Look:
 
 @dataclass(frozen=True)
 class StrongestHead:
-    """Head with the largest score of a kind."""
+    """Attention head with the largest score of a kind, such as attention to the previous token."""
 
     layer: int
     head: int
@@ -86,7 +86,7 @@ class InductionRun:
 
     @property
     def first(self) -> int | None:
-        """First step at which the repetition is learned; None if it never was."""
+        """First evaluated step at which the model has learned the repetition; None if it never has."""
         return next((look.step for look in self.looks if look.loss < LEARNED), None)
 
     @property
@@ -98,8 +98,8 @@ class InductionRun:
         return high, low
 
     def share_of(self, kind: str) -> float:
-        """Returns the share of the total rise of a score, `previous` or `prefix`, that occurs between the two steps of
-        `fall`."""
+        """Returns how much of the total rise of a head score, `previous` or `prefix`, occurs between the two steps of
+        `fall`, as a share."""
         high, low = self.fall
         values = {look.step: getattr(look, kind) for look in self.looks}
         if high is None or low is None:
@@ -109,7 +109,7 @@ class InductionRun:
         return (values[low] - values[before]) / whole if whole else math.nan
 
     def draw(self) -> Markup:
-        """Draws loss and head scores by step."""
+        """Returns charts of the loss and of the head scores by step."""
         series = [
             Series("loss / ln V", [(float(look.step), look.loss / self.guess) for look in self.looks]),
             Series("previous token", [(float(look.step), look.previous) for look in self.looks], style=1),
@@ -139,8 +139,8 @@ class _Watch(Callback):
 
 @torch.no_grad()
 def losses(model: Model, task: Task, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
-    """Returns the mean loss in nats of the symbols after the longest block, all of them repeated, and within the
-    shortest, none of them repeated."""
+    """Returns a model's mean losses in nats on repeated and on new symbols: those after the longest block, all
+    repeated, and those within the shortest, all new."""
     was_training = model.training
     each = F.cross_entropy(model.eval()(inputs).flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
     model.train(was_training)

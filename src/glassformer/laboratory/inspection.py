@@ -213,7 +213,7 @@ def _read(
     notify: Notify,
     command: str,
 ) -> Inspection:
-    """Reads a text with a model, some of its components removed, and runs the readings."""
+    """Runs a model on a text, with some of its components removed, and returns the inspection with the readings."""
     asked, edits = chosen(readings), [ablation(one) for one in removed]
     if texts["against"] is not None and PATCHING not in asked:
         raise RequestError(
@@ -283,7 +283,7 @@ def _read(
 
 
 def readable(model: ModelLike, notify: Notify) -> Loaded:
-    """Returns the model with its tokenizer; a model without weights gets random ones, and reads bytes."""
+    """Loads the model with its tokenizer; a model without weights gets random ones, and reads bytes."""
     name = name_of(model)
     if has_weights(model):
         loaded = resolve(model, weights=True)
@@ -312,7 +312,7 @@ def readable(model: ModelLike, notify: Notify) -> Loaded:
 
 
 def _drawn(readings: Mapping[str, Reading], folder: Path, notify: Notify) -> dict[str, Path]:
-    """Draws the readings in a folder and returns the files by name; empty without matplotlib."""
+    """Draws the figures of the readings into a folder. Returns {reading: file}; empty without matplotlib."""
     if readings and find_spec("matplotlib") is None:
         words = "figures are drawn by matplotlib; install it: pip install 'glassformer[figures]'"
         notify(StageEvent(words=words))
@@ -334,7 +334,7 @@ def _coordinates(model: ModelLike, folder: Path | None, force: bool) -> Coordina
 
 def _measured(model: ModelLike, data: str, tokens: int, notify: Notify) -> QualityTable:
     def load() -> Loaded:
-        """Loads weights that may be quantised in place: a built model is copied."""
+        """Loads the checkpoint with weights that may be quantised in place: a built model is copied."""
         loaded = resolve(model, weights=True)
         return loaded if isinstance(model, str | Path) else copy.deepcopy(loaded)
 

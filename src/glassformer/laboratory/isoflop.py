@@ -29,7 +29,8 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Exponents N_opt ~ C^a and D_opt ~ C^b, fitted to the `optima` of several budgets."""
+    """Compute-optimal growth of model and data with compute: exponents N_opt ~ C^a and D_opt ~ C^b, fitted to the
+    `optima` of several budgets."""
 
     a: float
     b: float
@@ -37,7 +38,7 @@ class Allocation:
 
 
 def budgets(points: Points, near: float = NEAR) -> list[Points]:
-    """Returns the points grouped by budget of compute, smallest first."""
+    """Returns the runs' points grouped by their budget of compute, smallest first."""
     order = np.argsort(points.spent, kind="stable")
     steps = np.diff(np.log(points.spent[order])) > np.log1p(near)
     return [points.take(rows) for rows in np.split(order, np.flatnonzero(steps) + 1)]
@@ -74,7 +75,7 @@ def on_budgets(points: Points) -> Points:
 
 @dataclass(frozen=True)
 class Parabola:
-    """Fit to one budget: loss = height + bend (log N - log best)^2."""
+    """Parabola fitted to the losses at one budget: loss = height + bend (log N - log best)^2."""
 
     optimum: Optimum
     bend: float
@@ -86,8 +87,9 @@ class Parabola:
 
 
 def parabolas(points: Points) -> Allocation:
-    """Fits approach 2: a parabola in log N through the losses of each budget. If the optimum is not in the middle of
-    the sizes it is biased, even without noise: a complement of a fitted law, not a substitute."""
+    """Estimates compute-optimal growth by approach 2: a parabola in log N through the losses of each budget. If the
+    optimum is not in the middle of the sizes it is biased, even without noise: a complement of a fitted law, not a
+    substitute."""
     found = [one.optimum for one in each_parabola(points)]
     return _allocation(found, f"fewer than two budgets have {LEAST} sizes on both sides of a lowest loss")
 
@@ -110,7 +112,7 @@ def each_parabola(points: Points) -> list[Parabola]:
 
 
 def lowest(points: Points) -> Allocation:
-    """Fits approach 1: the run with the lowest loss of each budget."""
+    """Estimates compute-optimal growth by approach 1: the run with the lowest loss of each budget."""
     found = []
     for group in budgets(points):
         if len(np.unique(group.params)) < 2:
@@ -121,7 +123,8 @@ def lowest(points: Points) -> Allocation:
 
 
 def _optimum(params: float, group: Points, inside: bool) -> Optimum:
-    """Returns the optimum at `params` parameters, with tokens interpolated between the neighbouring sizes."""
+    """Returns the optimum of a budget at `params` parameters, with tokens interpolated between the neighbouring
+    sizes."""
     order = np.argsort(group.params)
     tokens = np.exp(np.interp(np.log(params), np.log(group.params[order]), np.log(group.tokens[order])))
     return Optimum(float(np.exp(np.log(group.spent).mean())), params, float(tokens), bool(inside))

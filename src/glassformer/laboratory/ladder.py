@@ -89,13 +89,14 @@ class Ladder(LadderRecord, Reported, Tabular):
         return render_ladder(self)
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each arm: loss, interval, costs."""
+        """Returns a table row for each arm: loss, interval, costs."""
         return [arm.to_dict() for arm in self.arms]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderDesign:
-    """Request of a ladder: its ends, its arms, and the comparison of the arms."""
+    """Design of a ladder (experiment on the changes between two models): its ends, its arms, and the comparison of the
+    arms."""
 
     base: DesignArm
     to: DesignArm | None
@@ -119,7 +120,7 @@ class LadderDesign:
         seeds: int | None = None,
         **options: Any,
     ) -> Self:
-        """Makes a design from the arguments of `ablate`. Raises RequestError."""
+        """Makes a ladder's design from the arguments of `ablate`. Raises RequestError for invalid ones."""
         seeds = LADDER_SEEDS if seeds is None else check_seeds(seeds)
         start, goal = one_arm(base, "model"), None if to is None else one_arm(to, "target")
         asked = None if changes is None else as_steps(changes)
@@ -139,12 +140,12 @@ class LadderDesign:
 
     @property
     def data(self) -> str | None:
-        """Name of the text, as that of a `Design`."""
+        """Name of the training text, as in a `Design`."""
         return self.comparison.data
 
     @property
     def tokenizer(self) -> str:
-        """Tokenizer of the text, as that of a `Design`."""
+        """Tokenizer of the training text, as in a `Design`."""
         return self.comparison.tokenizer
 
     @property
@@ -153,7 +154,8 @@ class LadderDesign:
         return self.comparison.parts
 
     def replace(self, **changes: Any) -> Self:
-        """Returns the ladder with some arguments of `of` changed. Raises RequestError."""
+        """Returns a copy of the design with other values for some arguments of the constructor `LadderDesign.of`.
+        Raises RequestError for invalid ones."""
         ends = {"base": self.base, "to": self.to, "changes": self.changes, "design": self.kind}
         if new := {name: changes.pop(name) for name in ends if name in changes}:
             comparison = self.comparison.replace(**changes)
@@ -174,12 +176,12 @@ class LadderDesign:
         return rest | {"verb": VERB, "seeds": self.comparison.seeds} | ends
 
     def save(self, folder: str | Path) -> None:
-        """Writes design.yaml into the folder."""
+        """Writes the design to design.yaml in the folder."""
         replace_text(Path(folder) / FILE, to_yaml(self.to_dict()))
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "") -> Self:
-        """Makes a ladder from plain values. Raises RequestError."""
+        """Makes a ladder's design from the content of a design.yaml. Raises RequestError for invalid content."""
         return from_tree(tree, VERB, where, cls.of)
 
 
@@ -284,8 +286,8 @@ def _trained(
 
 
 def _speeds(runs: Sequence[RunResult], folder: Path) -> dict[str, float]:
-    """Returns tokens per second of each model of a comparison in `folder`, retrained as its first run but with all
-    cores."""
+    """Returns {model: tokens per second} for the arms of the comparison in `folder`, each retrained briefly as its
+    first run but with all cores."""
     firsts: dict[str, RunResult] = {}
     for run in runs:
         firsts.setdefault(run.name, run)
@@ -304,7 +306,8 @@ def _write(found: Ladder, folder: Path) -> None:
 
 
 def _steps(base: DesignArm, to: DesignArm | None, asked: list[str] | None) -> tuple[list[str], DesignArm]:
-    """Returns (the steps, the target). Raises RequestError."""
+    """Returns (changes from the base, target model) of a ladder. Raises RequestError if they cannot be found or do not
+    fit."""
     if to is not None:
         return between(base, to, asked), to
     if asked is None:
@@ -315,8 +318,8 @@ def _steps(base: DesignArm, to: DesignArm | None, asked: list[str] | None) -> tu
 
 
 def _rungs(base: DesignArm, steps: Sequence[str], kind: Kind) -> tuple[list[DesignArm], list[Rung]]:
-    """Returns the arms of the design, the base first, and their rungs. Raises RequestError for too few or too many
-    steps, and for two arms that are the same model."""
+    """Returns the arms of a ladder's design, the base first, and their rungs (the changes that each arm has). Raises
+    RequestError for too few or too many steps, and for two arms that are the same model."""
     many = len(steps)
     if kind == "factorial":
         if not 2 <= many <= MOST:
@@ -344,7 +347,7 @@ def _rungs(base: DesignArm, steps: Sequence[str], kind: Kind) -> tuple[list[Desi
 
 
 def _refuse_small(design: Design) -> None:
-    """Raises RequestError for a budget of too few steps."""
+    """Raises RequestError for a training budget of fewer than `LEAST_STEPS` steps."""
     name = design.arms[0].name
     plan = design.plans(design.configs, vocab_size=1)[name]
     count = plan.num_steps(design.configs[name])

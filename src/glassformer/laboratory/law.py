@@ -41,7 +41,8 @@ SEARCHED = 7.0
 
 
 class Law:
-    """A form fitted to points; `law.alpha` is a fitted parameter, `law.values` has all of them by name.
+    """Scaling law fitted to the points of runs; `law.alpha` is a fitted parameter, `law.values` has all of them by
+    name.
 
     >>> law = gf.fit_scaling_law("runs.csv")
     >>> law.alpha, law.interval("alpha"), law.remark("alpha"), law.predict(7e9, 1.4e11)
@@ -75,8 +76,9 @@ class Law:
     def predict_interval(
         self, params: float, tokens: float, level: float = 0.95, far: bool = False, run: bool = False
     ) -> tuple[float, float]:
-        """Returns the bootstrap interval of the loss that `predict` returns: of the law, without the noise of a run;
-        with `run`, widened by the spread of single runs around the law, the interval in which one run is expected."""
+        """Returns the bootstrap interval of the loss that `predict` returns: that of the law, without the noise of a
+        run; with `run`, widened by the spread of single runs around the law, the interval in which one run is
+        expected."""
         features = self.form.features(self._asked(params, tokens, far))
         drawn = np.array([self.form.log_loss(theta, features)[0][0] for theta in self.draws])
         if run:
@@ -85,7 +87,7 @@ class Law:
         return middle(np.exp(drawn), level)
 
     def optimal_losses(self, flops: float, far: bool = False) -> Numbers:
-        """Returns the lowest loss at a budget of `flops`, by the fit to each bootstrap draw, (DRAWS,)."""
+        """Returns the lowest loss at a budget of `flops` by each bootstrap fit of the law, (DRAWS,)."""
         best = np.log(self.optimal(flops, far)[0])
         params = np.exp(best + np.linspace(-SEARCHED, SEARCHED, 401))
         features = self.form.features(self._asked(params, flops / 6 / params, far=True))
@@ -101,7 +103,7 @@ class Law:
         return asked
 
     def optimal(self, flops: float, far: bool = False) -> tuple[float, float]:
-        """Returns (N, D) of the lowest loss at a budget of `flops` = 6 N D."""
+        """Returns the compute-optimal (parameters N, tokens D), with the lowest loss at a budget of `flops` = 6 N D."""
         if len(self.form.reads) < 2:
             raise RequestError(
                 f"{self.form.formula} says nothing of how to share compute; fit a law of N and D",
@@ -116,8 +118,8 @@ class Law:
         return params, flops / 6 / params
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """Returns the bootstrap interval of a parameter, over `DRAWS` draws of the runs; `remark` explains a value
-        outside of it."""
+        """Returns the bootstrap interval of a fitted parameter, over `DRAWS` draws of the runs; `remark` explains a
+        value outside the interval."""
         if name not in self.values:
             raise RequestError(code="unknown", field="name", value=name, expected=f"one of {', '.join(self.values)}")
         return middle(self.figures(self.draws)[name], level)
@@ -129,7 +131,7 @@ class Law:
         return self._limits.get(name, None if low <= self.values[name] <= high else SHIFTED)
 
     def figures(self, theta: Numbers) -> dict[str, Numbers]:
-        """Returns the parameters of fits (..., p) by name; the amplitude of a term that has vanished is zero."""
+        """Returns {name: parameter} of fits theta (..., p); the amplitude of a term that has vanished is zero."""
         gone = np.array([self.form.vanished(row, self._features) for row in np.atleast_2d(theta)])
         settled = theta.copy()
         settled[..., : gone.shape[-1]][gone.reshape(*theta.shape[:-1], -1)] = -np.inf
@@ -174,7 +176,7 @@ class Law:
         ])  # fmt: skip
 
     def refit(self, rows: Sequence[int] | np.ndarray) -> Numbers:
-        """Returns theta fitted to the points with indices `rows` only, starting from the fit to all."""
+        """Returns the parameters theta fitted to only the points with indices `rows`, starting from the fit to all."""
         drawn = self.points.take(np.asarray(rows))
         features = self.form.features(drawn)
         start = self.form.lifted(self.theta, features)
@@ -182,21 +184,22 @@ class Law:
 
     @property
     def residuals(self) -> Numbers:
-        """Logarithms of measured over fitted loss: relative errors."""
+        """Relative errors of the fit at each point: the logarithm of measured over fitted loss."""
         return np.log(self.points.loss) - self.form.log_loss(self.theta, self.form.features(self.points))[0]
 
     @property
     def error(self) -> float:
-        """Mean relative error of the fit."""
+        """Mean relative error of the fit over the points."""
         return float(np.abs(self.residuals).mean())
 
     @property
     def describes(self) -> bool:
-        """True if the runs follow this form; if not, its parameters are not meaningful."""
+        """True if the runs follow the form of this law; otherwise its parameters are not meaningful."""
         return self.error < LOOSE
 
     def without_furthest(self, count: int) -> dict[str, float]:
-        """Returns the parameters without the `count` points of largest residual, to show a dependence on few points."""
+        """Returns the parameters fitted without the `count` points of largest residual, to show a dependence on few
+        points."""
         kept = np.argsort(np.abs(self.residuals), kind="stable")[: len(self.points) - count]
         return {name: float(value) for name, value in self.figures(self.refit(np.sort(kept))).items()}
 
@@ -284,13 +287,13 @@ def refuse_far(flops: float, most: float) -> None:
 
 
 def different(values: Numbers) -> int:
-    """Returns the number of distinct values, up to a relative difference of a thousandth."""
+    """Returns the number of distinct values; values within a relative difference of a thousandth count as equal."""
     return len(np.unique(np.round(np.log(values), 3)))
 
 
 def held_out(source: Source, form: str = "chinchilla", **how: Any) -> dict[str, float]:
-    """Predicts the runs of most compute from all others. Returns `predicted`, with the interval in which one run is
-    expected, `measured`, their mean, and the relative `error` with its interval."""
+    """Tests a law by predicting the runs of most compute from all others. Returns `predicted`, with the interval in
+    which one run is expected, `measured`, their mean, and the relative `error` with its interval."""
     data = points(source)
     largest = data.largest()
     law = fit_scaling_law(data.take(~largest), form, **how)
@@ -308,8 +311,8 @@ def held_out(source: Source, form: str = "chinchilla", **how: Any) -> dict[str, 
 
 
 def difference(first: Law, second: Law, name: str, level: float = 0.95) -> tuple[float, float, float]:
-    """Returns (second - first, low, high) of one parameter of two laws of one form. Runs of equal names are drawn
-    together, so that the choice of sizes and budgets cancels; others independently."""
+    """Returns the difference of a parameter between two laws of one form, (second - first, low, high). Bootstrap draws
+    take runs of equal names together, so that the choice of sizes and budgets cancels; others independently."""
     drawn = second.figures(_beside(first, second, second.draws))[name] - first.figures(first.draws)[name]
     return second.values[name] - first.values[name], *middle(drawn, level)
 
@@ -317,22 +320,23 @@ def difference(first: Law, second: Law, name: str, level: float = 0.95) -> tuple
 def optimal_difference(
     first: Law, second: Law, flops: float, level: float = 0.95, far: bool = False
 ) -> tuple[float, float, float]:
-    """Returns (second - first, low, high) of the lowest loss at a budget of `flops`."""
+    """Returns the difference of two laws' lowest losses at a budget of `flops`, (second - first, low, high)."""
     drawn = _beside(first, second, second.optimal_losses(flops, far)) - first.optimal_losses(flops, far)
     losses = [law.predict(*law.optimal(flops, far), far=True) for law in (first, second)]
     return losses[1] - losses[0], *middle(drawn, level)
 
 
 def _beside(first: Law, second: Law, drawn: Numbers) -> Numbers:
-    """Pairs the second law's draws with the first's: in order if their runs have equal names, and are thus drawn
-    together; shifted by one otherwise, because equal indices would be correlated."""
+    """Returns the second law's bootstrap values `drawn` in the order that pairs them with the first law's. Runs of
+    equal names were drawn together and keep their order; others are shifted by one, because equal indices would be
+    correlated."""
     together = np.array_equal(np.unique(first.points.run), np.unique(second.points.run))
     return drawn if together else np.roll(drawn, 1, axis=0)
 
 
 def _starts(form: Form, features: tuple[Numbers, Numbers], loss: Numbers) -> Iterable[Numbers]:
-    """Yields initial values: exponents on a grid, with the amplitudes that fit best; L^(1 / power) is linear in
-    amplitudes."""
+    """Yields initial parameters for the fit: exponents on a grid, with the amplitudes that fit best; L^(1 / power) is
+    linear in amplitudes."""
     slopes, fixed = features
     grid = itertools.product(*[EXPONENTS] * len(form.exponents), POWERS if form.power else (1.0,))
     for *exponents, power in grid:
@@ -390,7 +394,7 @@ def _axes(form: Form, features: tuple[Numbers, Numbers]) -> Numbers:
 
 
 def middle(values: Numbers, level: float) -> tuple[float, float]:
-    """Returns the central quantiles that contain the share `level` of the values."""
+    """Returns the (low, high) quantiles that enclose the central share `level` of the values."""
     if not 0 < level < 1:
         raise RequestError(code="range", field="level", value=level, expected="between 0 and 1")
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])

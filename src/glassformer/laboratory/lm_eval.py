@@ -127,8 +127,8 @@ class GlassformerLM(TemplateLM):
     # Requests of the harness
 
     def _loglikelihood_tokens(self, requests: Sequence[Request], **kwargs: Any) -> list[tuple[float, bool]]:
-        """Returns, for the continuation of each request, the sum of log p (nats), and True if every token was the most
-        likely one."""
+        """Returns, for each request, the log-probability of its continuation in nats, and True if every token of it was
+        the most likely one."""
         answers: dict[int, tuple[float, bool]] = {}
         longest_first = sorted(range(len(requests)), key=lambda i: -len(requests[i][1] + requests[i][2]))
         for begin in range(0, len(requests), self.batch_size):
@@ -143,8 +143,8 @@ class GlassformerLM(TemplateLM):
 
     @torch.no_grad()
     def _score(self, rows: list[list[int]], targets: list[list[int]]) -> Iterator[tuple[float, bool]]:
-        """Yields (sum of log p, True if all most likely) of the target, the last tokens of a row, for each row. To save
-        memory, logits are computed one row at a time, and only for the target."""
+        """Yields, for each row, the log-probability of its target (the last tokens), and True if all of these are the
+        most likely ones. To save memory, logits are computed one row at a time, and only for the target."""
         width = max(len(row) for row in rows) - 1
         tokens = torch.tensor([row[:-1] + [0] * (width + 1 - len(row)) for row in rows], device=self.device)
         x = self.model.hidden_states(tokens)
@@ -178,7 +178,7 @@ class GlassformerLM(TemplateLM):
         return answers
 
     def _submit(self, session: Session, context: str, options: dict[str, Any]) -> Reply:
-        """Submits a request for the text after `context`, up to the first of the strings options["until"]."""
+        """Submits a request to generate the text after `context`, up to the first of the strings options["until"]."""
         until = options.get("until") or []
         stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
         most = int(options.get("max_gen_toks", options.get("max_new_tokens", 256)))

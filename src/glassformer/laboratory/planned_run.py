@@ -32,7 +32,7 @@ SHARES = tuple(at / 63 for at in range(64))
 
 @dataclass(frozen=True)
 class DryRun(Printed):
-    """The plan of a training run.
+    """Plan of a training run that is not started: steps, schedule, memory and files.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class DryRun(Printed):
         return found
 
     def lines(self) -> Iterator[Any]:
-        """Yields the plan from top to bottom."""
+        """Yields the printed text of the plan, from the model to the files."""
         yield Text(f"{self.name} on {self.data}: a plan, nothing is trained or written", style="bold")
         table = bare()
         for _ in range(2):
@@ -204,7 +204,7 @@ def dry_run(
 
 
 def planned(asked: SingleRun, progress: OnProgress | None = None) -> DryRun:
-    """Returns the plan of a requested run. Raises RequestError."""
+    """Returns the plan of a requested training run, without training. Raises RequestError."""
     request = prepare_run(*asked.arguments, progress, asked.pretrained)
     config, recipe, text = request.config, request.recipe, request.text
     batches = recipe.objective.batches(text, recipe.batch_size, recipe.context, recipe.seed, config)
@@ -241,7 +241,7 @@ def planned(asked: SingleRun, progress: OnProgress | None = None) -> DryRun:
 
 
 def _memory(request: Request) -> int | None:
-    """Returns the bytes of a training step; None if the planner does not cover it."""
+    """Returns the estimated bytes of memory of a training step; None if the planner does not cover it."""
     recipe = request.recipe
     try:
         found = plan(
@@ -254,7 +254,7 @@ def _memory(request: Request) -> int | None:
 
 
 def _files(asked: SingleRun, request: Request) -> tuple[str, ...]:
-    """Returns the names of the files and folders of the run; the files of its start are written to a temporary
+    """Returns the names of the files and folders that the run would write; its initial files are written to a temporary
     folder."""
     if asked.out is None:
         return ()

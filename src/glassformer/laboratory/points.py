@@ -31,8 +31,8 @@ MOST_ROWS = 100_000
 
 @dataclass(frozen=True)
 class Points:
-    """Points of a law as columns. `flops` are those of training, 6 N D. Points of one `run` are not independent, so the
-    bootstrap draws them together."""
+    """Data points of a scaling law as columns: parameters, tokens, loss. `flops` are those of training, 6 N D. Points
+    of one `run` are not independent, so the bootstrap draws them together."""
 
     params: Numbers
     tokens: Numbers
@@ -53,11 +53,11 @@ class Points:
 
     @property
     def spent(self) -> Numbers:
-        """FLOPs that define a budget: counted ones, else 6 N D."""
+        """FLOPs of each point, which define its budget: counted ones, else 6 N D."""
         return self.flops if self.counted is None else self.counted
 
     def take(self, rows: Any) -> Points:
-        """Returns the points of these rows: indices, or a mask."""
+        """Returns the points with these rows: indices, or a mask."""
         columns = {one.name: getattr(self, one.name) for one in fields(self)}
         return replace(self, **{name: col[rows] for name, col in columns.items() if isinstance(col, np.ndarray)})
 
@@ -81,8 +81,8 @@ def points(
     columns: Mapping[str, str] | None = None,
     where: Mapping[str, str] | None = None,
 ) -> Points:
-    """Reads points from a CSV file with a header, the folder of `scale` or of a comparison, a table of columns, or
-    rows.
+    """Reads the data points of a scaling law from a CSV file with a header, the folder of `scale` or of a comparison, a
+    table of columns, or rows.
 
     columns   names in this table: `{"loss": "loss_c4_val"}`; other columns are found by their usual names (`NAMES`)
     where     only rows that have these texts in these columns: `{"dataset": "c4"}`

@@ -72,8 +72,8 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison of two tensors. `error`: the largest difference; `relative`: that over the largest expected value;
-    both infinite if a value is not finite.
+    """One comparison of two tensors of a proof. `error`: the largest difference; `relative`: that over the largest
+    expected value; both infinite if a value is not finite.
 
     `wrong` marks a site that differs by its own fault; `inherited` one that differs because an earlier site does."""
 
@@ -109,17 +109,17 @@ class Proof(Tabular):
 
     @property
     def wrong(self) -> tuple[Row, ...]:
-        """Comparisons that failed by their own fault; those that follow from another are not among them."""
+        """Comparisons that failed by their own fault; failures that follow from an earlier one are not among them."""
         return tuple(row for row in self.rows if row.verdict == "wrong")
 
     @property
     def passed(self) -> bool:
-        """True if all comparisons were made without a wrong one; skipped comparisons do not count."""
+        """True if all comparisons were made and no one is wrong; skipped comparisons do not count."""
         return self.complete and not self.wrong
 
     @property
     def finding(self) -> str:
-        """Result of the comparisons, as a sentence."""
+        """Sentence with the result of all comparisons."""
         if self.wrong:
             return f"{self.name}: wrong at {', '.join(row.site for row in self.wrong[:6])}"
         skipped = sum(row.verdict == "skipped" for row in self.rows)
@@ -142,7 +142,8 @@ class Proof(Tabular):
         return [{key: "inf" if value == math.inf else value for key, value in asdict(row).items()} for row in self.rows]
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields a table of the wrong, the skipped and the `SHOWN` largest errors; the finding if all are well."""
+        """Yields the printed text: a table of the wrong, the skipped and the `SHOWN` largest errors; only the finding
+        if all are well."""
         table = ruled()
         for heading in ("check", "site", "", "error", "relative", "alone", "note"):
             table.add_column(heading, justify="right" if heading in ("error", "relative", "alone") else "left")
@@ -237,7 +238,7 @@ def checks(
     tolerance: float = TOLERANCE,
     largest: int = LARGEST,
 ) -> Iterator[Row]:
-    """Yields the rows of `check` as they are computed, and takes its options.
+    """Yields the comparisons of `check` one by one, as they are computed, and takes its options.
 
     A reference in the format of this package is computed by it. Reparametrised matrices are compared as they are
     applied."""
@@ -276,7 +277,7 @@ def checks(
 
 
 def _opened(model: ModelLike, reference: str | Path | None, seed: int) -> tuple[Loaded, Path | None]:
-    """Returns the model in fp32, and the path of its reference, None if it is to be written."""
+    """Loads the model in fp32. Returns it with the path of its reference, None if the reference is to be written."""
     if not isinstance(reference, str | Path | None):
         raise RequestError(
             code="type", field="reference", value=type(reference).__name__, expected="the path of a checkpoint"
@@ -296,8 +297,8 @@ def _opened(model: ModelLike, reference: str | Path | None, seed: int) -> tuple[
 
 
 def _given(loaded: Loaded, text: str | None, seed: int) -> Given:
-    """Returns the inputs of the model: two rows of tokens, or images or vectors, and a source of another length if it
-    reads one."""
+    """Returns the inputs on which a model is checked: two rows of tokens, or images or vectors, and a source of another
+    length if it reads one."""
     model, vocab, draw = loaded.model, loaded.config.vocab_size, generator_of(seed)
     if (patches := model.embedding.patches) is not None:
         if text is not None:
@@ -327,7 +328,8 @@ def _given(loaded: Loaded, text: str | None, seed: int) -> Given:
 
 
 def _length(loaded: Loaded) -> int:
-    """Returns a number of tokens that exceeds every window of feasible length and equals no mixer's number of heads."""
+    """Returns a length in tokens for the inputs that exceeds every window of feasible length and equals no mixer's
+    number of heads."""
     mixers: list[Any] = [layer.mixer for layer in loaded.model.layers]
     reaches = [mixer.reach or 0 for mixer in mixers]
     length = max(32, *(reach + 8 for reach in reaches if reach <= LONGEST_WINDOW), 0)
@@ -349,8 +351,8 @@ def errors(actual: Tensor, expected: Tensor) -> tuple[float, float]:
 
 
 def _decoding(model: Model, given: Given, tolerance: float) -> Iterator[Row]:
-    """Yields the comparison of token-by-token decoding, and of unequal rows padded on the left, with each row's full
-    pass."""
+    """Yields the comparisons of decoding with the full pass: token by token, and in a batch of unequal rows padded on
+    the left."""
     if why := _not_decoded(model):
         yield Row("decoding", "cached", "skipped", note=why)
         return
@@ -374,7 +376,7 @@ def _decoding(model: Model, given: Given, tolerance: float) -> Iterator[Row]:
 
 
 def _not_decoded(model: Model) -> str:
-    """Returns the reason why a model's cache cannot equal its full pass; empty if it can."""
+    """Returns the reason why a model's cached decoding cannot equal its full pass; empty if it can."""
     if not model.causal:
         return "this model is bidirectional: it has no next token"
     mixers: list[Any] = [layer.mixer for layer in model.layers]
@@ -408,8 +410,8 @@ def _round_trip(model: Model, folder: str, size: int) -> Row:
 def _reference(
     model: Model, given: Given, source: Path | None, named: bool, kept: str, tolerance: float
 ) -> Iterator[Row]:
-    """Yields the comparisons with the reference. `named`: the user gave it, and a failure to load it raises
-    RequestError; otherwise it is skipped."""
+    """Yields the comparisons with the reference, a published implementation. `named`: True if the user gave it, so that
+    a failure to load it raises RequestError; otherwise it is skipped."""
     theirs, family, why = None, None, _no_reference(model, source, named, kept)
     if not why:
         assert source is not None
@@ -442,7 +444,7 @@ def _reference(
 
 
 def _no_reference(model: Model, source: Path | None, named: bool, kept: str) -> str:
-    """Returns the reason for a missing reference; empty if one exists."""
+    """Returns the reason why a model has no reference implementation; empty if one exists."""
     if source is None:
         return kept
     if find_spec("transformers") is None:
@@ -457,7 +459,8 @@ def _no_reference(model: Model, source: Path | None, named: bool, kept: str) -> 
 
 
 def _is_ours(source: Path) -> bool:
-    """Returns True for a run, a folder that no published class loads, and a checkpoint in its authors' format."""
+    """Returns True for a source that only this package can load: a run, a folder that no published class loads, or a
+    checkpoint in its authors' format."""
     if source.is_dir():
         return not (is_folder(source) and read_config(source)[0].model_type in FAMILIES)
     return not is_gguf(source)
@@ -501,7 +504,8 @@ OWN = "given the reference's input, its output differs: the weights or the const
 
 @dataclass(frozen=True)
 class Pair:
-    """One of our modules, one of theirs, and the indices of the features that correspond (None for all, in order)."""
+    """Two modules that compute the same, ours and the reference's, and the indices of the features that correspond
+    (None for all, in order)."""
 
     ours: str
     theirs: str
@@ -510,8 +514,8 @@ class Pair:
 
 
 def pairs(model: Model, theirs: nn.Module, names: Names, called: Callable[[str], str]) -> list[Pair]:
-    """Returns the modules of layers and the final norms that compute the same, matched by the names of their weights;
-    `called` maps a name in the reference's file to that of its class."""
+    """Returns pairs of our and the reference's modules (of layers, and final norms) that compute the same, matched by
+    the names of their weights; `called` maps a name in the reference's file to that of its class."""
     known, found = dict(theirs.named_modules()), list[Pair]()
     for prefix, tower, within in towers(model, names):
         for path, module in tower.named_modules(prefix=prefix.rstrip(".")):
@@ -539,8 +543,8 @@ def pairs(model: Model, theirs: nn.Module, names: Names, called: Callable[[str],
 
 
 def towers(model: Model, names: Names) -> list[tuple[str, Tower, Names]]:
-    """Returns (prefix of the modules' names, the tower, the family's names) of each tower, in the order of
-    computation."""
+    """Returns (prefix of the modules' names, the tower, the family's names) of each tower (encoder or decoder), in the
+    order of computation."""
     own: list[tuple[str, Tower, Names]] = [("", model, names)]
     if model.encoder is None:
         return own
@@ -556,8 +560,8 @@ Seen = dict[str, tuple[Tensor, Tensor]]
 
 @contextmanager
 def watch(modules: dict[str, nn.Module], copies: bool = False) -> Iterator[Seen]:
-    """Records {name: (input, output)} of the first call of each module, in the order in which calls end; `copies` if
-    the model may change them in place later."""
+    """Context manager that records {name: (input, output)} of the first call of each module, in the order in which
+    calls end; `copies` if the model may change them in place later."""
     seen: Seen = {}
     hooks = []
     for name, module in modules.items():
@@ -580,8 +584,9 @@ def watch(modules: dict[str, nn.Module], copies: bool = False) -> Iterator[Seen]
 def compare(
     model: Model, theirs: nn.Module, family: Family, given: Given, tolerance: float = TOLERANCE
 ) -> Iterator[Row]:
-    """Yields rows in the order of computation. Each of our layers, and each module in it, also runs separately on the
-    reference's input, so that an earlier error cannot mask a later one."""
+    """Yields the comparisons of a model with its reference `theirs`, site by site in the order of computation. Each of
+    our layers, and each module in it, also runs separately on the reference's input, so that an earlier error cannot
+    mask a later one."""
     names = family.names_of(model.config)
     both, each = pairs(model, theirs, names, family.of_class), towers(model, names)
     layers = {
@@ -618,8 +623,8 @@ def compare(
 def _tower(
     found: _Findings, prefix: str, tower: Tower, blocks: int, layers: list[str], at: Pass
 ) -> Generator[Row, None, Tensor]:
-    """Yields the rows of a tower's layers and of its final norm; `blocks` of our layers are one of theirs. Returns the
-    reference's output of the tower."""
+    """Yields the comparisons of a tower's layers and of its final norm; `blocks` of our layers are one of theirs.
+    Returns the reference's output of the tower."""
     first, there = found.whole[f"{prefix}layers.0"][0], found.there
     yield found.row(f"{prefix}embed", first, first, there[layers[0]][0], layers[0])
     for i, path in enumerate(layers):
@@ -655,7 +660,7 @@ def _theirs(model: Model, theirs: Any, given: Given) -> dict[str, Any]:
 
 
 def _answer(model: Model, out: Any) -> Tensor:
-    """Returns the output of the published class that corresponds to our model's."""
+    """Returns the output `out` of the published class in the form of our model's: logits, classes or vectors."""
     head = model.config.head
     if not head.vector:
         return out.logits
@@ -694,7 +699,8 @@ class _Findings:
     """True if an earlier module is wrong in the model."""
 
     def inside(self, name: str, alone: Seen) -> Iterator[Row]:
-        """Yields the rows of the modules of one block, which ran separately on the reference's input of its layer."""
+        """Yields the comparisons of the modules of one block, which ran separately on the reference's input of its
+        layer."""
         mid = alone.get(f"{name}.residual.resid_mid", (None, None))[1]
         shown, wrong = {""}, list[str]()  # wrong: modules, and the path to them
         for path, (given, made) in alone.items():
@@ -730,7 +736,8 @@ class _Findings:
         pair: Pair | None = None,
         own: bool = False,
     ) -> Row:
-        """Returns the row of a site. `own`: only the module itself is between the reference's input and `alone`."""
+        """Returns the comparison at a site. `own`: True if only the module itself is between the reference's input and
+        `alone`."""
         first, again = _difference(whole, expected, pair), _difference(alone, expected, pair)
         if first is None or again is None:
             return Row("reference", site, "skipped", theirs=theirs, note="laid out in another way there")
@@ -754,7 +761,8 @@ def _aligned(theirs: Tensor, ours: Tensor) -> Tensor | None:
 
 
 def _difference(ours: Tensor, theirs: Tensor, pair: Pair | None) -> tuple[float, float] | None:
-    """Returns the errors of two activations over the features of the pair; None if their layouts differ."""
+    """Returns (largest difference, relative difference) of two activations over the features of the pair; None if their
+    layouts differ."""
     if ours.dim() == 2:  # one row per text
         return errors(ours, theirs) if ours.shape == theirs.shape else None
     mine, other = ours.flatten(2), _aligned(theirs, ours)

@@ -39,8 +39,8 @@ PACKED = (("int8", "int8"), ("int4", "int8"), ("int4", "int4"))
 
 @dataclass(frozen=True)
 class Quality:
-    """One precision of a checkpoint. `loss` in nats per token, `change` of the perplexity relative to the first
-    row's."""
+    """Quality of a checkpoint in one precision: `loss` in nats per token, and `change` of the perplexity relative to
+    the first row's."""
 
     weights: str
     head: str
@@ -78,7 +78,7 @@ class QualityTable(Tabular):
         return {"name": self.name, "data": self.data, "rows": self.records()}
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each precision."""
+        """Returns a table row for each precision of the checkpoint."""
         return [asdict(row) for row in self.rows]
 
     def lines(self) -> Iterator[str | RenderableType]:
@@ -107,8 +107,8 @@ def windows_of(
     tokens: int = TOKENS,
     progress: OnProgress = silent,
 ) -> EvaluationWindows:
-    """Returns windows of at most 512 tokens, evenly spaced over the part of a corpus that `train` and `compare` hold
-    out."""
+    """Returns the held-out text on which perplexity is measured: windows of at most 512 tokens, evenly spaced over the
+    part of a corpus that `train` and `compare` hold out."""
     if tokens < 1:
         raise RequestError(f"tokens={tokens} must be at least 1", code="range", field="tokens", value=tokens)
     corpus = open_corpus(data, progress=progress)
@@ -136,8 +136,8 @@ def windows_of(
 def qualities(
     load: Callable[[], Loaded], data: str = "python-docs", tokens: int = TOKENS, progress: OnProgress = silent
 ) -> Iterator[Quality]:
-    """Yields the quality of the checkpoint as `load` returns it, in bf16, in 8 bits, and in 4 with a head of 8 or 4
-    bits.
+    """Yields the quality of a checkpoint in each precision: as `load` returns it, in bf16, in 8 bits, and in 4 with a
+    head of 8 or 4 bits.
 
     Raises RequestError for a model without a tokenizer, or a bidirectional one."""
     loaded = load()

@@ -26,7 +26,7 @@ Kind = Literal["ladder", "factorial"]
 
 @dataclass(frozen=True)
 class Rung:
-    """An arm: the base with some of the steps."""
+    """An arm of a ladder, described by the changes of the base that it has."""
 
     name: str
     has: tuple[bool, ...]
@@ -38,7 +38,8 @@ class Rung:
 
 @dataclass(frozen=True)
 class LadderArm:
-    """An arm with its loss, the interval of the mean, and its costs; None for a value that no run has."""
+    """Measured results of a ladder's arm: its loss, the interval of the mean, and its costs; None for a value that no
+    run has."""
 
     name: str
     label: str
@@ -59,7 +60,7 @@ class LadderArm:
 
     @classmethod
     def of(cls, at: int, rung: Rung, steps: Sequence[str], runs: Sequence[RunResult]) -> Self:
-        """Makes the arm of a rung from its runs."""
+        """Makes the results of a rung's arm from its runs."""
         mine = [run for run in runs if run.name == rung.name]
         losses = tuple(run.validation.loss for run in mine if run.status == "ok" and run.validation is not None)
         low = high = None
@@ -73,7 +74,7 @@ class LadderArm:
         )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the arm with its costs by the names of results.json."""
+        """Returns the arm as plain values, with its costs under the names of results.json."""
         return {COSTS[name].name if name in COSTS else name: value for name, value in plain(self).items()}
 
 
@@ -86,8 +87,8 @@ COSTS = {
 
 @dataclass(frozen=True)
 class LadderPair:
-    """Two arms, by index, with the verdict between them: `b` has a change that `a` lacks; None if too few seeds
-    finished."""
+    """Two arms of a ladder, by index, with the verdict between them: `b` has a change that `a` lacks; None if too few
+    seeds finished."""
 
     a: int
     b: int
@@ -156,7 +157,7 @@ class LadderRecord:
         cls, results: Results, rungs: Sequence[Rung], steps: Sequence[str], kind: Kind, ends: Mapping[str, Any],
         **more: Any,
     ) -> Self:  # fmt: skip
-        """Makes the record from the results of all arms."""
+        """Makes the content of ladder.json from the results of all arms."""
         own = {name: rung for rung, name in trained_as(results, [rung.name for rung in rungs]).items()}
         runs = [run.changed(name=own[run.name]) for run in results.runs if run.name in own]
         found = _effects(rungs, runs) if kind == "factorial" else _verdicts(rungs, runs, results)
@@ -169,7 +170,8 @@ class LadderRecord:
         )  # fmt: skip
 
     def with_paces(self, speeds: Mapping[str, float], trained: Mapping[str, str]) -> Self:
-        """Returns the ladder with speeds measured one after the other instead of those of runs trained in parallel."""
+        """Returns the record with other speeds: those measured one after the other instead of those of runs trained in
+        parallel."""
         said = "Runs were trained side by side; speeds are those of a few steps of each model, one after the other."
         arms = tuple(replace(arm, tokens_per_second=speeds.get(trained[arm.name])) for arm in self.arms)
         return replace(self, arms=arms, notes=(*self.notes, said))
@@ -191,14 +193,14 @@ class LadderRecord:
 
 
 def trained_as(results: Results, names: Sequence[str]) -> dict[str, str]:
-    """Returns the names under which arms were trained, which include a tuned learning rate."""
+    """Returns {arm: name under which it was trained}, which includes a tuned learning rate."""
     tuned = {one.name: one.tuned_as for one in results.tuning.arms} if results.tuning is not None else {}
     return {name: tuned.get(name, name) for name in names}
 
 
 def pairs_of(rungs: Sequence[Rung]) -> dict[str, list[tuple[int, int]]]:
-    """Returns pairs of arms by kind, the one with fewer changes first: `base`, every rung against the base; `before`,
-    against the previous one; `last`, the target against itself without one change."""
+    """Returns the pairs of arms to compare, by kind, the arm with fewer changes first: `base`, every rung against the
+    base; `before`, against the previous one; `last`, the target against itself without one change."""
     places = {rung.has: at for at, rung in enumerate(rungs)}
     many = len(rungs[0].has)
     added = [places[tuple(at < count for at in range(many))] for count in range(many + 1)]

@@ -26,7 +26,7 @@ REPORT = "report.html"
 
 @dataclass(frozen=True)
 class Planned:
-    """Planned run of a grid: its sizes, training FLOPs and estimated time."""
+    """Planned training run of a grid: its sizes, training FLOPs and estimated time."""
 
     model: str
     size: str
@@ -104,7 +104,7 @@ class ScalingLaw(LawRecord, Reported, Tabular):
     command: str = ""
 
     def lines(self) -> Iterator[Any]:
-        """Yields the formula, the result of the fit, and tables."""
+        """Yields the printed text: the law's formula, the result of the fit, and tables."""
         yield Text(self.formula, style="bold")
         yield finding(self)
         yield from law_tables(self)
@@ -119,7 +119,7 @@ class ScalingLaw(LawRecord, Reported, Tabular):
         return told
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each parameter."""
+        """Returns a table row for each parameter of the law."""
         return plain(self.figures)
 
 
@@ -156,7 +156,7 @@ class Scaling(LawsRecord, Reported, Tabular):
         return render_several(self)
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each run."""
+        """Returns a table row for each run."""
         return plain(self.runs)
 
 
@@ -185,7 +185,7 @@ def law_tables(law: LawRecord) -> Iterator[TextTable]:
 
 
 def difference_table(found: LawDifference) -> TextTable:
-    """Returns the table of differences between two models."""
+    """Returns the table of differences between the scaling laws of two models."""
     table = ruled(f"{found.b} minus {found.a}")
     for heading in ("", "difference", "interval"):
         table.add_column(heading, justify="right" if heading else "left")

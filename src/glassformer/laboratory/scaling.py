@@ -48,7 +48,8 @@ OTHERS = ("tokens", "minutes", "steps", "match", "seed", "tune", "within", "powe
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingDesign:
-    """Request of scaling laws: models, sizes and budgets, and one comparison for each size and budget."""
+    """Design of an experiment on scaling laws: models, sizes and budgets, and one comparison for each size and
+    budget."""
 
     models: tuple[DesignArm, ...]
     sizes: Any
@@ -80,7 +81,7 @@ class ScalingDesign:
         recipe: Recipe | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Self:
-        """Makes a design from the arguments of `scale`. Raises RequestError."""
+        """Makes a scaling design from the arguments of `scale`. Raises RequestError for invalid ones."""
         options = recipe_fields(recipe, options)
         predicted, compute = pairs(predict), amounts(flops)
         if sizes is None:
@@ -108,7 +109,7 @@ class ScalingDesign:
 
     @property
     def first(self) -> Design:
-        """Comparison of the smallest size and budget; text, recipe and seeds are common to all."""
+        """Comparison of the smallest size and budget; its text, recipe and seeds are common to all."""
         return next(iter(self.cells.values()))
 
     @property
@@ -118,16 +119,17 @@ class ScalingDesign:
 
     @property
     def data(self) -> str | None:
-        """Name of the text, as that of a `Design`."""
+        """Name of the training text, as in a `Design`."""
         return self.first.data
 
     @property
     def tokenizer(self) -> str:
-        """Tokenizer of the text, as that of a `Design`."""
+        """Tokenizer of the training text, as in a `Design`."""
         return self.first.tokenizer
 
     def replace(self, **changes: Any) -> Self:
-        """Returns the design with some arguments of `of` changed. Raises RequestError."""
+        """Returns a copy of the design with other values for some arguments of the constructor `ScalingDesign.of`.
+        Raises RequestError for invalid ones."""
         asked = {name: getattr(self, name) for name in ASKED}
         options = {name: getattr(self.first, name) for name in OWN - {*OTHERS}} | dict(self.first.recipe)
         changes = recipe_fields(changes.pop("recipe", None), changes)
@@ -142,12 +144,12 @@ class ScalingDesign:
         return rest | {name: value for name, value in asked.items() if value not in (None, [], False)}
 
     def save(self, folder: str | Path) -> None:
-        """Writes design.yaml into the folder."""
+        """Writes the design to design.yaml in the folder."""
         replace_text(Path(folder) / FILE, to_yaml(self.to_dict()))
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "") -> Self:
-        """Makes a design from plain values. Raises RequestError."""
+        """Makes a scaling design from the content of a design.yaml. Raises RequestError for invalid content."""
         return from_tree(tree, VERB, where, cls.of)
 
 
@@ -289,7 +291,7 @@ def _of_table(
 
 
 def _option(name: str) -> str:
-    """Returns the command-line form of a keyword."""
+    """Returns the command-line option of a keyword argument."""
     return {"learning_rate": "--lr"}.get(name, f"--{name.replace('_', '-')}")
 
 
@@ -300,8 +302,7 @@ def amounts(given: str | float | Sequence[Any] | None) -> tuple[float, ...]:
 
 
 def pairs(given: str | Sequence[Any] | None) -> tuple[tuple[float, float], ...]:
-    """Parses one or several pairs of parameters and tokens; a pair may be text such as "7b,140b". Raises
-    RequestError."""
+    """Parses one or several pairs (parameters, tokens); a pair may be text such as "7b,140b". Raises RequestError."""
     found = []
     for one in [given] if isinstance(given, str) else given or ():
         sizes = one.split(",") if isinstance(one, str) else list(one) if isinstance(one, list | tuple) else []
@@ -405,7 +406,7 @@ def _folder(out: str | Path) -> Path:
 
 
 def _check_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Raises RequestError if the folder was started on another text, or with another recipe."""
+    """Raises RequestError if the experiment in the folder was started on another text, or with another recipe."""
     try:
         held = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -457,7 +458,7 @@ def _refuse(runs: Sequence[Planned], form: str, asked: Sequence[float], far: boo
 
 
 def _notes(chosen: Grid, fitted: Mapping[str, ModelConfig], tokens: int, runs: Sequence[Planned]) -> list[str]:
-    """Returns remarks on the runs for a reader of the law."""
+    """Returns remarks for the report, on properties of the runs that a reader of the laws should know."""
     found = ["N counts the parameters of the layers, without the embedding and the head."]
     if chosen.isoflop:
         found.append(
@@ -474,7 +475,7 @@ def _notes(chosen: Grid, fitted: Mapping[str, ModelConfig], tokens: int, runs: S
 
 
 def _finished(folder: Path) -> set[tuple[str, str, int]]:
-    """Returns (cell, model, seed) of the finished runs."""
+    """Returns (cell, model, seed) of the runs in the folder that are finished."""
     try:
         return {(run.cell, run.model, run.seed) for run in runs_of(folder) if run.status != "failed"}
     except RequestError:

@@ -25,7 +25,7 @@ COMPARED = ("alpha", "beta", "a", "alpha_N", "alpha_D", "eta", "gamma")
 
 @dataclass(frozen=True)
 class OtherLaw:
-    """A law of another form, fitted to the same runs."""
+    """Scaling law of another form, fitted to the same runs."""
 
     form: str
     formula: str
@@ -35,7 +35,7 @@ class OtherLaw:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLaw(LawRecord):
-    """The law of one of several models."""
+    """Scaling law of one model among several."""
 
     model: str
     lost: int
@@ -48,7 +48,7 @@ class ModelLaw(LawRecord):
 
 @dataclass(frozen=True)
 class NoLaw:
-    """A model whose runs no law could be fitted to, with the reason."""
+    """Model whose runs do not support a scaling law, with the reason."""
 
     model: str
     why: str
@@ -57,7 +57,7 @@ class NoLaw:
 
 @dataclass(frozen=True)
 class FigureGap:
-    """Difference of a parameter between two models; `shown` if its interval excludes zero."""
+    """Difference of a law's parameter between two models; `shown` if its interval excludes zero."""
 
     name: str
     difference: float
@@ -68,7 +68,7 @@ class FigureGap:
 
 @dataclass(frozen=True)
 class LossGap:
-    """Difference of the lowest loss at a budget between two models."""
+    """Difference between two models of the lowest loss at a budget."""
 
     flops: float
     difference: float
@@ -122,7 +122,7 @@ class LawsRecord:
 
     @property
     def fitted(self) -> list[ModelLaw]:
-        """Laws of the models for which one could be fitted."""
+        """Scaling laws of the models for which one could be fitted."""
         return [law for law in self.laws if isinstance(law, ModelLaw)]
 
     def check(self) -> None:
@@ -146,8 +146,8 @@ def laws(
     runs: Sequence[CellRun], form: str, predict: Sequence[tuple[float, float]] = (), flops: Sequence[float] = (),
     far: bool = False, level: float = 0.95,
 ) -> tuple[tuple[ModelLaw | NoLaw, ...], tuple[LawDifference, ...]]:  # fmt: skip
-    """Returns the law of each model, or the reason why it has no law, and the differences between every two models
-    whose laws describe their runs."""
+    """Fits a scaling law to the runs of each model. Returns the laws, with the reason in place of a law that a model
+    has not, and the differences between every two models whose laws describe their runs."""
     names = list(dict.fromkeys(run.model for run in runs))
     fitted, without = dict[str, Law](), dict[str, str]()
     for name in names:
@@ -185,7 +185,7 @@ def budgets_of(law: Law, asked: Sequence[float], most: float, far: bool) -> list
 
 
 def _beside(law: Law, form: str, level: float) -> OtherLaw | Unfitted:
-    """Fits the same runs in another form."""
+    """Fits a scaling law of another form to the runs of `law`; returns it, or the reason why it cannot be fitted."""
 
     def found() -> OtherLaw:
         other = fit_scaling_law(law.points, form)

@@ -32,28 +32,28 @@ Leaf = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """Compared fields of an arm: the model without the vocabulary, which depends on the text, and without the context,
-    which all arms share; and its changes of the recipe."""
+    """Fields of an arm that a ladder compares: the model without the vocabulary, which depends on the text, and without
+    the context, which all arms share; and its changes of the recipe."""
 
     leaves: frozenset[Leaf]
 
     @classmethod
     def of(cls, arm: DesignArm) -> Point:
-        """Makes the point of an arm. Raises RequestError."""
+        """Makes the compared fields of an arm. Raises RequestError."""
         recipe = {(f"{RECIPE}.{field}", value) for field, value in arm.recipe.items()}
         return cls(_leaves(arm.config, arm.own("vocab_size")) | recipe)
 
     def apart(self, other: Point) -> frozenset[Leaf]:
-        """Returns the (path, value) pairs that only one of the two points has."""
+        """Returns the (path, value) pairs of config fields that only one of the two models has."""
         return self.leaves ^ other.leaves
 
     def places(self, other: Point) -> list[str]:
-        """Returns the paths at which two points differ, kinds of parts first."""
+        """Returns the paths of the config fields in which two models differ, kinds of parts first."""
         return sorted({path for path, _ in self.apart(other)}, key=lambda path: (not path.endswith(".kind"), path))
 
 
 def _leaves(config: ModelConfig, vocab_size: int | None) -> frozenset[Leaf]:
-    """Returns every field of the model and of every layer with its value, defaults resolved."""
+    """Returns (path, value) of every field of the model and of every layer, with defaults resolved."""
     told = config.replace(vocab_size=vocab_size or 1, context=1).resolved()
     tree = told.replace(init=config.init, mup=config.mup).to_dict()
     del tree["stack"]
@@ -70,8 +70,8 @@ def _hashable(value: Any) -> Any:
 
 
 def as_steps(given: str | Sequence[str]) -> list[str]:
-    """Parses `rope,rmsnorm` into steps; items of a list are kept whole, because values may contain commas. Raises
-    RequestError for an empty list, an empty or repeated step, and an unknown change."""
+    """Parses the text `rope,rmsnorm` into a list of changes; items of a list are kept whole, because values may contain
+    commas. Raises RequestError for an empty list, an empty or repeated change, and an unknown one."""
     steps = [one.strip().removeprefix("+") for one in (given.split(",") if isinstance(given, str) else given)]
     if not all(steps) or not steps:
         raise RequestError(code="missing", field="changes", value=given, expected="changes such as rope,rmsnorm,swiglu")
@@ -90,8 +90,8 @@ def as_steps(given: str | Sequence[str]) -> list[str]:
 
 
 def between(base: DesignArm, target: DesignArm, steps: Sequence[str] | None = None) -> list[str]:
-    """Returns the steps from `base` to the model of `target`, in the order of the axes from the embedding up; or
-    `steps`, each with the numbers that its part has in the target in place of the defaults.
+    """Finds the changes that lead from the model `base` to the model of `target`, in the order of the axes from the
+    embedding up; or returns `steps`, each with the numbers that its part has in the target in place of the defaults.
 
     Raises RequestError if both are the same model, if the steps do not lead from one to the other (with the remaining
     differences), and if a step has no effect at its place or in the end."""
@@ -115,7 +115,7 @@ def between(base: DesignArm, target: DesignArm, steps: Sequence[str] | None = No
 
 
 def check_steps(base: DesignArm, steps: Sequence[str]) -> None:
-    """Raises RequestError for a step that has no effect at its place, or that later steps undo."""
+    """Raises RequestError for a change of the list that has no effect at its place, or that later changes undo."""
     if len(steps) > MOST:
         raise RequestError(
             f"{len(steps)} changes lie between the two models, and a ladder has at most {MOST}: {', '.join(steps)}",
@@ -147,7 +147,8 @@ def _tried(base: DesignArm, steps: Sequence[str]) -> Point | None:
 
 
 def _found(base: DesignArm, goal: Point, candidates: Sequence[str]) -> list[str]:
-    """Returns a greedy choice of `candidates`: each reduces the differences, the one that leaves fewest first."""
+    """Returns the changes that a greedy search chooses from `candidates`: each reduces the differences from the goal,
+    the one that leaves fewest first."""
     steps: list[str] = []
     here = Point.of(base)
     useful = list(candidates)
@@ -165,7 +166,7 @@ def _found(base: DesignArm, goal: Point, candidates: Sequence[str]) -> list[str]
 
 
 def _words(start: Point, goal: Point) -> list[str]:
-    """Returns candidate steps: short names, those that take a value with each differing value of the target, and the
+    """Returns candidate changes: short names, those that take a value with each differing value of the target, and the
     changes of the recipe."""
     values = dict.fromkeys(setting(value) for path, value in sorted(goal.leaves - start.leaves, key=str))
     found = []
@@ -187,12 +188,13 @@ def _reads(change: str) -> bool:
 
 
 def setting(value: object) -> str:
-    """Formats a value for a change of an expression."""
+    """Formats a value as in a change of an expression, `+field=VALUE`."""
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _paths(here: Point, goal: Point) -> list[str]:
-    """Returns changes that set every differing field to the target's value; in all layers first, then in one."""
+    """Returns candidate changes by path that set every differing field to the target's value; in all layers first, then
+    in one."""
     found: dict[str, None] = {}
     held = dict(here.leaves)
     for path, value in sorted(goal.leaves - here.leaves, key=str):
@@ -214,12 +216,12 @@ def _paths(here: Point, goal: Point) -> list[str]:
 
 
 def _groups(apart: frozenset[Leaf]) -> set[str]:
-    """Returns the axes of the differing fields."""
+    """Returns the axes (norm, mixer, ...) to which the differing fields belong."""
     return {group_of(path.replace("layers.", "stack.", 1).split(".")) for path, _ in apart}
 
 
 def _ordered(base: DesignArm, goal: Point, steps: Sequence[str]) -> list[str]:
-    """Returns the steps ordered by axis, from the embedding up, if they lead to the same model in that order."""
+    """Returns the changes ordered by axis, from the embedding up, if they lead to the same model in that order."""
 
     def axis(step: str) -> int:
         changed = _groups(Point.of(base).apart(_tried(base, [step]) or goal))
@@ -230,8 +232,8 @@ def _ordered(base: DesignArm, goal: Point, steps: Sequence[str]) -> list[str]:
 
 
 def _with_numbers(base: DesignArm, goal: Point, steps: Sequence[str]) -> list[str]:
-    """Returns the steps, each extended by the target's non-default numbers of the part that it changes: after `rmsnorm`
-    an eps."""
+    """Returns the changes, each extended by the target's non-default numbers of the part that it changes, such as
+    `rmsnorm` by its eps."""
     made = list(steps)
     whole = _tried(base, made)
     if whole is None:
@@ -251,7 +253,7 @@ def _with_numbers(base: DesignArm, goal: Point, steps: Sequence[str]) -> list[st
 
 
 def _same_part(changed: frozenset[Leaf], number: str) -> bool:
-    """Returns True if a field belongs to a part that was replaced by another, so that its `kind` changed too."""
+    """Returns True if the field with the path `number` belongs to a part that was replaced by another kind."""
     part = number.partition("=")[0].rpartition(".")[0]
     kinds = {path.rpartition(".")[0] for path, _ in changed if path.endswith(".kind") or "." in path}
     return bool(part) and any(path == part or path.endswith(f".{part}") for path in kinds)

@@ -26,7 +26,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Unfitted:
-    """A quantity that the runs do not determine, with the reason."""
+    """Quantity that the runs do not determine, with the reason, in place of its value."""
 
     why: str
 
@@ -47,7 +47,7 @@ class LawFigure:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The loss of `params` parameters trained on `tokens` tokens, with the interval of the law."""
+    """Predicted loss of a model of `params` parameters trained on `tokens` tokens, with the interval of the law."""
 
     params: float
     tokens: float
@@ -58,7 +58,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class BestUse:
-    """Compute-optimal size and tokens of a budget, with their loss."""
+    """Compute-optimal use of a budget: size, tokens, and their loss."""
 
     flops: float
     params: float
@@ -72,7 +72,7 @@ class BestUse:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The largest runs, predicted from all others; `error` is relative."""
+    """Test of a law: the largest runs predicted from all others; `error` is relative."""
 
     params: float
     tokens: float
@@ -90,7 +90,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Exponents:
-    """Exponents N_opt ~ C^a and D_opt ~ C^b, over `optima` budgets."""
+    """Exponents of compute-optimal growth, N_opt ~ C^a and D_opt ~ C^b, over `optima` budgets."""
 
     a: float
     b: float
@@ -99,7 +99,8 @@ class Exponents:
 
 @dataclass(frozen=True)
 class Allocations:
-    """Compute-optimal exponents without a law: by a parabola through each budget, and by the lowest loss of each."""
+    """Compute-optimal growth estimated without a law: by a parabola through each budget, and by the lowest loss of
+    each."""
 
     parabolas: Exponents | Unfitted
     lowest: Exponents | Unfitted
@@ -225,7 +226,7 @@ class LawRecord:
 
     @property
     def values(self) -> dict[str, float]:
-        """Fitted parameters by name."""
+        """Fitted parameters of the law, by name."""
         return {one.name: one.value for one in self.figures}
 
     def to_dict(self) -> dict[str, Any]:
@@ -263,7 +264,8 @@ def sizes(law: Law) -> tuple[TokensCurve, ...]:
 
 
 def _curves(law: Law, of: str, along: str) -> Iterator[tuple[float, Line, Line]]:
-    """Yields the loss along one of N and D at some values of the other: the smallest, the largest, and some between."""
+    """Yields curves of the loss along one variable, N or D, at some values of the other: the smallest, the largest, and
+    some between. Each is (value, measured points, fitted points)."""
     data = law.points
     values = np.round(np.log(getattr(data, of)), 2)
     there = np.unique(values)
@@ -277,7 +279,7 @@ def _curves(law: Law, of: str, along: str) -> Iterator[tuple[float, Line, Line]]
 
 
 def slices(data: Points) -> tuple[BudgetCurve, ...]:
-    """Returns, for every budget of compute, losses by size and the parabola through them with its minimum."""
+    """Returns, for every budget of compute, the losses by size and the parabola through them with its minimum."""
     found = []
     for one in each_parabola(data):
         line = np.geomspace(one.points.params.min() / 1.2, one.points.params.max() * 1.2, 25)
@@ -300,7 +302,7 @@ def _allocated(read: Callable[[Points], Allocation], data: Points) -> Exponents 
 
 
 def or_why(find: Callable[[], Found]) -> Found | Unfitted:
-    """Returns the result of `find`, or `Unfitted` with the reason of its RequestError."""
+    """Calls `find` and returns its result; if it raises RequestError, returns `Unfitted` with the reason."""
     try:
         return find()
     except RequestError as why:

@@ -45,7 +45,7 @@ LOOP = "text -> encode -> ids -> model -> logits -> choose -> next id, which joi
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """The tokens of a text by one tokenizer."""
+    """Tokens into which one tokenizer splits a text."""
 
     name: str
     """Name of the tokenizer as requested."""
@@ -70,18 +70,18 @@ class TokenizedText:
 
     @property
     def shown_pieces(self) -> list[str]:
-        """Tokens with control characters made visible."""
+        """Texts of the tokens, with control characters made visible."""
         return [UNKNOWN if at in self.unknown else visible(piece) for at, piece in enumerate(self.pieces)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the tokens as plain values."""
+        """Returns the tokens of the text as plain values."""
         values: dict[str, Any] = plain(self)
         return values | {"tokens": len(self.ids), "bytes_per_token": self.bytes_per_token}
 
 
 @dataclass(frozen=True)
 class TokenTable(Reported, Tabular):
-    """A text by several tokenizers.
+    """Comparison of several tokenizers on one text.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ class TokenTable(Reported, Tabular):
     page: str = ""
 
     def lines(self) -> Iterator[Any]:
-        """Yields a table of all tokenizers, then pieces and ids by each."""
+        """Yields the printed text: a table of all tokenizers, then the tokens and ids of each."""
         table = ruled()
         for heading in ("tokenizer", "vocabulary", "tokens", "bytes per token", "unknown", "decodes to the text"):
             table.add_column(heading, justify="left" if heading == "tokenizer" else "right")
@@ -135,7 +135,7 @@ class TokenTable(Reported, Tabular):
         return {"text": self.text, "data": self.data, "tokenizers": [row.to_dict() for row in self.rows]}
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each token of each tokenizer."""
+        """Returns a table row for each token of each tokenizer."""
         return [
             {"tokenizer": row.name, "position": at, "piece": piece, "id": index, "unknown": at in row.unknown}
             for row in self.rows
@@ -156,7 +156,7 @@ def tokens(
     force: bool = False,
     command: str = "",
 ) -> TokenTable:
-    """Cuts a text into tokens by several tokenizers.
+    """Splits a text into tokens by several tokenizers.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def tokens(
 
 
 class _Source:
-    """A text that is loaded when the first tokenizer is trained on it."""
+    """Training text for tokenizers, loaded only when the first tokenizer is trained on it."""
 
     def __init__(self, data: str) -> None:
         self.data = data

@@ -32,7 +32,7 @@ KEPT = "base"
 
 @dataclass(frozen=True)
 class UptrainingPlan:
-    """Lengths of training, and steps between evaluations."""
+    """Options of an uptraining experiment: lengths of training, and steps between evaluations."""
 
     tokens: int = 1_000_000
     """Training tokens of the base."""
@@ -46,7 +46,7 @@ class UptrainingPlan:
 
     @property
     def share(self) -> float:
-        """Length of uptraining relative to the base's training."""
+        """Length of uptraining as a share of the base's training."""
         return self.steps * self.context * self.batch_size / self.tokens
 
     def recipe(self, seed: int, **own: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class UptrainingPlan:
 
 @dataclass(frozen=True)
 class Curve:
-    """Held-out loss by steps of uptraining, from step 0."""
+    """Loss curve of one uptrained model: held-out loss by steps, from step 0."""
 
     change: str
     """Change of the heads, `gqa:2` or `mqa`; empty for the base."""
@@ -66,7 +66,7 @@ class Curve:
 
 
 def base(text: Tokens, folder: Path, plan: UptrainingPlan, seed: int = 0, model: str = MODEL) -> Run:
-    """Trains the model that is converted; resumes if interrupted."""
+    """Trains the base model, which conversions of its heads start from; resumes if interrupted."""
     recipe = plan.recipe(seed, tokens=plan.tokens, schedule={"kind": "constant"})
     return train(preset(model), text, recipe, folder, latest(folder) is not None)
 
@@ -107,18 +107,18 @@ def all_uptrained(
 
 
 def gaps(curves: Sequence[Curve], change: str, way: str) -> dict[int, list[float]]:
-    """Returns step -> loss minus that of the base at this step, by seed."""
+    """Returns {step: losses of a converted model minus those of the base at this step, by seed}."""
     kept = {curve.seed: curve.losses for curve in curves if curve.way == KEPT}
     own = [curve for curve in curves if (curve.change, curve.way) == (change, way)]
     return {step: [curve.losses[step] - kept[curve.seed][step] for curve in own] for step in own[0].losses}
 
 
 def closed(gap: dict[int, list[float]]) -> dict[int, float]:
-    """Returns step -> closed share of the gap that existed before uptraining."""
+    """Returns {step: share of the initial gap, that before uptraining, which training has closed}."""
     whole = fmean(gap[0])
     return {step: 1 - fmean(values) / whole for step, values in gap.items()}
 
 
 def tiny(plan: UptrainingPlan) -> UptrainingPlan:
-    """Returns a plan of a few steps, to test that it runs."""
+    """Returns the plan shortened to a few steps, to test that it runs."""
     return replace(plan, tokens=64, steps=2, every=1, context=8, batch_size=2, evaluation_tokens=64)

@@ -29,7 +29,7 @@ PRINTED = (0.4084, 0.2869, 0.3047)
 
 @dataclass(frozen=True)
 class WorkedStep:
-    """A step of a worked example.
+    """One step of a worked example, with its computed values.
 
     Attributes
     ----------
@@ -52,7 +52,8 @@ def _step(name: str, values: Tensor, item: str = "") -> WorkedStep:
 
 
 def three_tokens(masked: bool) -> tuple[Attention, Tensor]:
-    """Returns attention with the matrices of the guide's example, and its three tokens x (1, 3, 4)."""
+    """Returns an attention mixer with the matrices of the guide's example, and the example's three tokens x (1, 3,
+    4)."""
     generator = torch.Generator().manual_seed(SEED)
     maps = [torch.randn(4, 4, generator=generator) for _ in range(3)]
     part = Attention(4, 1, visibility=Causal() if masked else Bidirectional())
@@ -62,7 +63,7 @@ def three_tokens(masked: bool) -> tuple[Attention, Tensor]:
 
 
 def attention() -> Iterator[WorkedStep]:
-    """Yields attention of three tokens of four features, without and with a causal mask."""
+    """Yields the worked example of attention: three tokens of four features, without and with a causal mask."""
     for masked in (False, True):
         part, x = three_tokens(masked)
         if not masked:
@@ -79,7 +80,7 @@ def attention() -> Iterator[WorkedStep]:
 
 
 def softmax() -> Iterator[WorkedStep]:
-    """Yields softmax at three temperatures, of large scores, and of four scores."""
+    """Yields the worked example of softmax: at three temperatures, of large scores, and of four scores."""
     scores = torch.tensor([2.0, 1.0, 0.1])
     for temperature, item in ((1.0, ""), (0.5, "002-23"), (2.0, "")):
         yield _step(f"softmax([2, 1, .1] / {temperature:g})", torch.softmax(scores / temperature, 0), item)
@@ -91,7 +92,8 @@ def softmax() -> Iterator[WorkedStep]:
 
 
 def rope() -> Iterator[WorkedStep]:
-    """Yields one pair of features, rotated; scores of pairs at equal distances are equal."""
+    """Yields the worked example of rotary positions: one pair of features, rotated; scores of pairs at equal distances
+    are equal."""
     part = Rotary(2)
     yield _step("frequency of the pair, radians per token", part.frequencies(4))
     x = torch.tensor([1.0, 0.0]).expand(1, 4, 1, 2)
@@ -101,7 +103,7 @@ def rope() -> Iterator[WorkedStep]:
 
 
 def alibi() -> Iterator[WorkedStep]:
-    """Yields slopes of 8 and 12 heads, and the bias of the first head for four tokens."""
+    """Yields the worked example of ALiBi: slopes of 8 and 12 heads, and the bias of the first head for four tokens."""
     yield _step("slopes of 8 heads", torch.tensor(alibi_slopes(8)))
     yield _step("slopes of 12 heads", torch.tensor(alibi_slopes(12)), "003-7")
     at = torch.arange(4.0)
@@ -110,7 +112,7 @@ def alibi() -> Iterator[WorkedStep]:
 
 
 def layernorm() -> Iterator[WorkedStep]:
-    """Yields four features, normalised: their mean is 0 and their deviation 1."""
+    """Yields the worked example of LayerNorm: four features, normalised to the mean 0 and the deviation 1."""
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     y = LayerNorm(4)(x)
     yield _step("x", x)
@@ -119,7 +121,8 @@ def layernorm() -> Iterator[WorkedStep]:
 
 
 def flops() -> Iterator[WorkedStep]:
-    """Yields the FLOPs of a block for 512 tokens of width 768, 8 heads, hidden size 4 d, part by part."""
+    """Yields the worked example of FLOPs: those of a block for 512 tokens of width 768, 8 heads, hidden size 4 d, part
+    by part."""
     config = preset("gpt2+layers=1+heads=8+context=512")
     cost = config.costs(Shape(s=512, t=512, phase="prefill"))["layers.0"]
     n, d = 512, 768

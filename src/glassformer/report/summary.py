@@ -116,8 +116,8 @@ class _Cells:
 
 
 def _counted(value: float, beside: float) -> str:
-    """Formats the spread of a count with the suffix and the decimals of its mean, the second value: the spread of 38.0k as
-    0.2k."""
+    """Formats the spread of a count with the suffix and the decimals of its mean, the second value: 0.2k for a mean of
+    38.0k."""
     if abs(beside) < 9_999.5:
         return fixed(value, 0) if abs(beside) >= 100 or float(value).is_integer() else si(value)
     scale, suffix = next((scale, suffix) for scale, suffix in _SUFFIXES if abs(beside) >= 0.9995 * scale)

@@ -29,7 +29,8 @@ def swiglu_width(bench: Bench) -> Outcome:
 
 
 def target(x: Tensor) -> Tensor:
-    """Returns the approximated map, (b, n) -> (b, n): continuous, with every token dependent on every other."""
+    """Returns the function f(x), (b, n) -> (b, n), that the constructed transformer approximates: continuous, with
+    every token dependent on every other."""
     largest = x.max(-1, keepdim=True).values
     return torch.sin(3 * x * largest) + (x - x.mean(-1, keepdim=True)).abs()
 
@@ -41,7 +42,8 @@ def steps(z: Tensor) -> Tensor:
 
 
 def transformer(x: Tensor, grid: int) -> Tensor:
-    """Returns the constructed approximation of `target`, (b, n) -> (b, n): FFN, attention, FFN.
+    """Returns the approximation of `target` that a constructed transformer computes, (b, n) -> (b, n): FFN, attention,
+    FFN.
 
     The first FFN finds the grid cell of each token, and multiplies its index by the power of the grid size that belongs
     to its position, with a ReLU pair for every border and position. Attention with queries of zero, the mean over
@@ -88,7 +90,7 @@ def universal_approximation(bench: Bench) -> Outcome:
 
 
 def step_with(change: str) -> Pair:
-    """Returns a training step with a change, and one with ReLU."""
+    """Returns two pieces of work to time: a training step with a change of the activation, and one with ReLU."""
     return lambda scale: (training(change, 512 // scale), training("+relu", 512 // scale))
 
 
@@ -100,7 +102,8 @@ times = races(
 
 
 def activations_table(bench: Bench) -> Outcome:
-    """Measures the time of a training step with four FFNs, and quotes the differences of their losses."""
+    """Measures the time of a training step with four kinds of FFN, and quotes the stored differences of their
+    losses."""
     timed, quotes = times(bench), ("gelu-beats-relu", "swiglu-beats-gelu", "geglu-beats-gelu")
     losses = tuple(figure for name in quotes for figure in quoted(name))
     notes = (f"Losses are those of claims {', '.join(quotes)}.",) if losses else ()

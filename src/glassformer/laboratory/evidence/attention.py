@@ -57,7 +57,8 @@ def score_variance(bench: Bench) -> Outcome:
         return (q * k).sum(1)
 
     def entropy(d: int, scale: float) -> float:
-        """Returns the entropy of attention over `keys` random keys, relative to uniform attention."""
+        """Returns the entropy of attention of a random query over `keys` random keys, relative to that of uniform
+        attention."""
         q, k = torch.randn(64, d, generator=made), torch.randn(keys, d, generator=made)
         p = (q @ k.T * scale).softmax(-1).clamp_min(1e-30)
         return float(-(p * p.log()).sum(-1).mean()) / math.log(keys)
@@ -139,13 +140,15 @@ def low_rank_scores(bench: Bench) -> Outcome:
 
 
 def held(patterns: Tensor) -> Tensor:
-    """Returns the sum of the largest quarter of the singular values over the sum of all, (..., n, n) -> (...)."""
+    """Returns how much of attention patterns (..., n, n) low-rank matrices capture, (...): the sum of the largest
+    quarter of the singular values over the sum of all."""
     values = torch.linalg.svdvals(patterns.double())
     return values[..., : values.shape[-1] // 4].sum(-1) / values.sum(-1)
 
 
 def shares(model: Model, tokens: Tensor) -> Tensor:
-    """Returns `held` of the patterns of each head, (layers, heads), averaged over texts."""
+    """Returns the share of the singular values' sum that the largest quarter has (`held`), for the pattern of each
+    head, (layers, heads), averaged over texts."""
     model.eval()
     found = capture(model, tokens, ["layers.*.mixer.pattern"])
     return torch.stack([held(pattern).mean(0) for pattern in found.values()])
@@ -240,7 +243,8 @@ def flash_exact(bench: Bench) -> Outcome:
 
 
 def kept(kernel: Kernel, s: int, width: int = 16) -> int:
-    """Returns the bytes of distinct tensors that autograd keeps of one call with 2 heads."""
+    """Returns the bytes of distinct tensors that autograd keeps of one call of an attention kernel with 2 heads and `s`
+    tokens."""
     q, k, v = (torch.randn(1, s, 2, width, requires_grad=True) for _ in range(3))
     seen: dict[int, int] = {}
 
@@ -280,8 +284,8 @@ flash_times = races(
 
 
 def flash_table(bench: Bench) -> Outcome:
-    """Measures time and memory of both passes, and the longest text that fits the memory taken by all attention scores
-    of 2,048 tokens."""
+    """Measures time and memory of forward and backward passes of attention with and without FlashAttention, and the
+    longest text that fits the memory taken by all attention scores of 2,048 tokens."""
     tokens, width = bench.scaled(2048, 64), 64
     times, memory = flash_times(bench), kept(Naive(), tokens, width)
     longest = tokens * memory // kept(Sdpa(), tokens, width)
@@ -336,8 +340,8 @@ def flash_traffic(bench: Bench) -> Outcome:
 
 
 def scores_in_memory(bench: Bench) -> Outcome:
-    """Counts the scores of one layer that a capture finds on short texts, and extrapolates to longer ones by their
-    law."""
+    """Counts the attention scores of one layer that a capture returns for short texts, and extrapolates to longer texts
+    by the law that they follow."""
     heads, short, tolerance = 32, (64, 128), 0.0
     model = preset(f"gpt2@0.3m+heads={heads}+d_model={8 * heads}+layers=1+vocab_size=64+context=128").build(seed=0)
     counts = []
@@ -365,12 +369,14 @@ TWO_PERCENT = math.log(1.02)
 
 
 def training_with(change: str) -> Pair:
-    """Returns a training step with 12 KV heads, and one with a change."""
+    """Returns two pieces of work to time: a training step of a model with 12 KV heads, and one with a change of
+    these."""
     return lambda scale: (training("+mha", 512 // scale), training(change, 512 // scale))
 
 
 def decoding_with(change: str) -> Pair:
-    """Returns decoding after 2,048 tokens with 12 KV heads, and with a change."""
+    """Returns two pieces of work to time: decoding after 2,048 tokens of a model with 12 KV heads, and of one with a
+    change of these."""
     return lambda scale: (decoding("+mha", 2048 // scale), decoding(change, 2048 // scale))
 
 
@@ -383,7 +389,8 @@ heads_times = races(
 
 
 def heads_table(bench: Bench) -> Outcome:
-    """Measures cache, inference, and training with 12, 4 and 1 KV heads, and quotes what sharing costs in loss."""
+    """Measures the cache, inference and training of models with 12, 4 and 1 KV heads, and quotes the loss that sharing
+    KV heads costs."""
     times, shape = heads_times(bench), Shape(s=1, t=2048, phase="decode")
     whole = preset(f"{TIMED}+mha").costs(shape).state_bytes
     caches = (
@@ -433,7 +440,8 @@ LENGTH = 24
 
 @torch.no_grad()
 def largest_difference(name: str) -> float:
-    """Returns the largest difference between the logits of model `name` computed at once and token by token."""
+    """Returns the largest difference between the logits that model `name` gives for a text read at once and read token
+    by token."""
     model = preset(f"{name}+vocab_size=64+context={LENGTH}").build(seed=0).eval()
     tokens = torch.randint(0, 64, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     whole = model(tokens)

@@ -43,7 +43,7 @@ TINY_STEPS = 2
 
 
 class Text:
-    """Training text of a series of claims, tokenized once, when the first claim trains on it."""
+    """Training text of a series of claims, tokenized only once, when the first claim trains on it."""
 
     def __init__(self, data: str | Path | None = None, notify: Notify = silent):
         self.given, self._notify = data, notify
@@ -59,8 +59,8 @@ class Text:
 
 
 class Pooled:
-    """Executor of runs that claims share: each is trained once, in a folder named by a hash of its request without the
-    seed."""
+    """Executor for training runs that several claims share: each is trained once, in a folder named by a hash of its
+    request without the seed."""
 
     def __init__(self, folder: Path, executor: Executor | None = None):
         self.folder, self.executor = folder, executor or Local()
@@ -81,7 +81,7 @@ def _decided_by(request: RunRequest) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """Results of a finished comparison by arm and seed."""
+    """Results of a finished comparison: its runs and losses by arm (model) and seed."""
 
     results: Results
     steps: int
@@ -94,11 +94,11 @@ class Compared:
         return found
 
     def losses(self, arm: str) -> dict[int, float]:
-        """Returns held-out loss by seed, of the runs that ended well."""
+        """Returns {seed: held-out loss} of the arm's runs that ended well."""
         return {s: run.validation.loss for s, run in self.runs(arm).items() if run.validation and run.status == "ok"}
 
     def reach(self, arm: str, times: int) -> dict[int, float]:
-        """Returns the loss at `times` the context of training, by seed."""
+        """Returns {seed: loss of the arm} on texts of `times` times the training context."""
         context = (self.results.budget.context or 0) * times
         return {
             seed: row.loss
@@ -108,23 +108,23 @@ class Compared:
         }
 
     def rise(self, arm: str, times: int) -> list[float]:
-        """Returns loss at `times` the context minus loss at the training context, over the same tokens; one value per
-        seed."""
+        """Returns, for each seed, how much higher the arm's loss is at `times` times the training context than at that
+        context, over the same tokens."""
         near, far = self.reach(arm, 1), self.reach(arm, times)
         return [far[seed] - near[seed] for seed in sorted(near.keys() & far.keys())]
 
     def common(self, a: str, b: str) -> list[int]:
-        """Returns the seeds with which the runs of both arms ended well."""
+        """Returns the seeds for which the runs of both arms ended well."""
         return sorted(self.losses(a).keys() & self.losses(b).keys())
 
     def gaps(self, a: str, b: str) -> list[float]:
-        """Returns loss(b) - loss(a) for each common seed."""
+        """Returns the differences loss(b) - loss(a) of two arms, one for each seed that both finished."""
         left, right = self.losses(a), self.losses(b)
         return [right[seed] - left[seed] for seed in self.common(a, b)]
 
     def judged(self, figure: Figure, *arms: str) -> Figure:
-        """Returns `figure`, a value measured on these arms, without its interval if one of their runs diverged, because
-        the remaining runs are not a fair sample; the verdict then stays open."""
+        """Returns `figure`, a value measured on these arms; without its interval if one of their runs diverged, because
+        the remaining runs are not a fair sample. The verdict then stays open."""
         return figure.model_copy(update={"low": None, "high": None}) if any(map(self.diverged, arms)) else figure
 
     def gap(self, a: str, b: str, **bounds: float | None) -> Figure | None:
@@ -173,7 +173,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Bench:
-    """Workplace of one claim.
+    """Workplace for the measurement of one claim: it trains models and keeps their runs.
 
     folder    folder of the claim's comparisons; interrupted ones resume from it
     tiny      True to run a few steps of two seeds: verdicts on trained models are then open
@@ -188,11 +188,11 @@ class Bench:
     notify: Notify = silent
 
     def scaled(self, full: int, tiny: int) -> int:
-        """Returns a number of repeats or a length: `full`, or `tiny` in a tiny measurement."""
+        """Returns the number of repeats, or the length, of a measurement: `full`, or in a tiny one `tiny`."""
         return tiny if self.tiny else full
 
     def runs(self, full: int) -> range:
-        """Returns the seeds of a measurement: the number asked for, else `full`."""
+        """Returns the seeds of a measurement, as a range: as long as requested, or by default `full` seeds."""
         return range(self.seeds or self.scaled(full, 2))
 
     def compare(
@@ -229,7 +229,8 @@ class Bench:
 
     def alone(self, *runs: Key) -> Callable[[str, int], dict[str, Any]]:
         """Announces runs, (name, seed), that are trained in this process one after the other. Returns a function from
-        name and seed to the arguments of `training.train` with which the run resumes and reports its progress."""
+        name and seed to the keyword arguments of `training.train` with which the run resumes and reports its
+        progress."""
         tell = self.notify
         tell(events.Begin(runs=list(runs), how="in one process, one run after the other", notes=[]))
 

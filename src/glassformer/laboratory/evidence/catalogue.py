@@ -34,15 +34,15 @@ SUBJECTS = (
 
 @cache
 def known() -> dict[str, Claim]:
-    """Returns every claim by name: exact ones first, then by their minutes."""
+    """Returns {name: claim} for all claims: exact ones first, then by the minutes that they take."""
     found = [claim for subject in SUBJECTS for claim in subject.CLAIMS]
     found.sort(key=lambda claim: (not claim.quick, claim.kind == "undecidable", claim.minutes, claim.name))
     return {claim.name: claim for claim in found}
 
 
 def named(names: Sequence[str]) -> list[Claim]:
-    """Returns the claims of these names, or all for no names. Raises RequestError for an unknown name, with the nearest
-    ones."""
+    """Returns the claims with these names, or all claims if `names` is empty. Raises RequestError for an unknown name,
+    with the nearest ones."""
     for name in names:
         check_claim(name)
     return [known()[name] for name in dict.fromkeys(names)]

@@ -13,7 +13,7 @@ from glassformer.names.papers import cited
 
 @dataclass(frozen=True)
 class Claim:
-    """A published claim and the way it is tested.
+    """A published sentence, such as a guide's, and the measurement that tests it.
 
     published   the value, in the words of the source
     size        the smallest size at which a verdict is meaningful
@@ -34,7 +34,7 @@ class Claim:
 
     @property
     def cites(self) -> str:
-        """Source with authors and titles of its papers."""
+        """Source of the claim as text, with authors and titles of its papers."""
         return cited(self.source)
 
     @property
@@ -43,11 +43,11 @@ class Claim:
 
 
 def credit(guide: str) -> str:
-    """Returns the credit of a guide: its title, and the command that lists its items."""
+    """Returns the text that credits a guide: its title, and the command that lists its items."""
     return f"{GUIDES[guide]} (glassformer guides {guide})"
 
 
 def undecidable(reason: str) -> Callable[[Bench], Outcome]:
-    """Returns a measurement without values, only with the reason, for a claim that no experiment of this size can
-    decide."""
+    """Returns the measuring function of a claim that no experiment of this size can decide: its outcome has no values,
+    only the reason."""
     return lambda bench: Outcome(figures=(), size="not measured", sure="not at all", notes=(reason,))

@@ -28,8 +28,8 @@ Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Anchored(nn.Module):
-    """A head of attention and a tanh FFN without norms, between frozen embeddings; outputs logits of the last token.
-    `skip` adds residual connections."""
+    """Small model of one attention head and a tanh FFN without norms, between frozen embeddings; outputs the logits of
+    the last token. `skip` adds residual connections."""
 
     def __init__(self, gamma: float, generator: torch.Generator, skip: bool = True):
         super().__init__()
@@ -50,14 +50,14 @@ class Anchored(nn.Module):
         return fed @ self.head.T
 
     def matrices(self) -> dict[str, Tensor]:
-        """Returns the trained matrices by name."""
+        """Returns {name: trained matrix of the model}."""
         q, k, v = (self.attention.matrices()[name].applied().flatten(0, 1) for name in "qkv")
         return {"W_Q": q, "W_K": k, "W_V": v, "W_1": self.ffn.up_proj.weight}
 
 
 def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Returns (tokens, targets): rows of random words with one anchor a; the target is the word after a, plus a mod
-    2."""
+    """Returns a random batch (tokens, targets): rows of random words with one anchor a; the target is the word after a,
+    plus a mod 2."""
     tokens = torch.randint(*WORDS, (BATCH, TOKENS), generator=generator)
     anchors = torch.randint(*ANCHORS, (BATCH, 1), generator=generator)
     at = torch.randint(TOKENS - 1, (BATCH, 1), generator=generator)
@@ -67,7 +67,7 @@ def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def train(model: Anchored, optimizer: torch.optim.Optimizer, steps: int, generator: torch.Generator,
           look: Callable[[Anchored, float], None], warmup: int = 0) -> None:  # fmt: skip
-    """Trains a model; `look(model, loss)` is called before every `EVERY`-th step."""
+    """Trains a model on random batches; `look(model, loss)` is called before every `EVERY`-th step."""
     rate = optimizer.param_groups[0]["lr"]
     for step in range(steps + 1):
         tokens, targets = batch(generator)
@@ -82,7 +82,8 @@ def train(model: Anchored, optimizer: torch.optim.Optimizer, steps: int, generat
 
 @torch.no_grad()
 def spectra(found: list[list[float]], model: Anchored, loss: float) -> None:
-    """Appends effective ranks of W_Q W_K^T and W_V, the mean |cosine| of rows of W_Q, and the loss."""
+    """Measures a model and appends to `found`: effective ranks of W_Q W_K^T and W_V, the mean |cosine| of rows of W_Q,
+    and the loss."""
     of = model.matrices()
     product = dynamics.effective_rank_of(dynamics.product_spectrum(of["W_Q"][None], of["W_K"][None])[0])
     values = [product, dynamics.effective_rank(of["W_V"]), dynamics.row_cosine(of["W_Q"])]
@@ -125,7 +126,7 @@ MOVED = 0.5
 
 
 def stages(bench: Bench, optimizer: Optimizer, words: str, steps: int, warmup: int) -> Outcome:
-    """Measures the order in which matrices move and lose rank, without residual connections."""
+    """Trains models without residual connections, and measures the order in which their matrices move and lose rank."""
     seeds, steps = bench.runs(3), bench.scaled(steps, EVERY)
     moves, ranks, losses = list[Tensor](), list[Tensor](), list[list[float]]()
     for seed in seeds:
@@ -178,7 +179,8 @@ def stages(bench: Bench, optimizer: Optimizer, words: str, steps: int, warmup: i
 
 
 def _reached(moved: Tensor, names: list[str], wanted: tuple[str, ...]) -> int:
-    """Returns the first measured step at which all of `wanted` have moved, of changes (rows, names)."""
+    """Returns the index of the first measurement at which all matrices of `wanted` have moved; `moved`: their changes
+    (rows, names)."""
     enough = (moved[:, [names.index(name) for name in wanted]] >= MOVED).all(1).tolist()
     return EVERY * (enough.index(True) if True in enough else len(enough) - 1)
 
@@ -188,11 +190,11 @@ def _size(steps: int) -> str:
 
 
 class EvenDescent(torch.optim.SGD):
-    """Gradient descent with steps of constant length `lr`: small ones follow the path of the gradient flow, at a speed
-    independent of the gradient."""
+    """Optimizer for gradient descent with steps of constant length `lr`: small ones follow the path of the gradient
+    flow, at a speed independent of the gradient."""
 
     def step(self, closure: Any = None) -> Any:
-        """Takes a step against the gradient."""
+        """Moves the weights by one step of length `lr` against the gradient."""
         gradients = [weight.grad for group in self.param_groups for weight in group["params"]]
         norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
         for gradient in gradients:

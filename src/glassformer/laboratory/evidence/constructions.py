@@ -78,7 +78,7 @@ def ridge_by_layers(bench: Bench) -> Outcome:
 
 
 def wrong_steps(machine: CounterProgram, steps: int, hardness: float) -> list[int]:
-    """Returns the indices of the steps, from 1, that the constructed decoder predicts differently from the
+    """Returns the indices, from 1, of a machine's steps that the constructed decoder predicts otherwise than a
     simulator."""
     text = [0, *map(token_of, machine.run(steps)[0])]
     found = predicted(counter_machine(machine, hardness), text[:-1])
@@ -86,8 +86,8 @@ def wrong_steps(machine: CounterProgram, steps: int, hardness: float) -> list[in
 
 
 def longest_run(hardness: float) -> int:
-    """Returns the largest t with (t - 1) e^(-hardness / (2 t)) < 1, the number of tokens until softmax attention
-    gives the first token less than half of its weight."""
+    """Returns the number of tokens after which softmax attention gives the first token less than half of its weight:
+    the largest t with (t - 1) e^(-hardness / (2 t)) < 1."""
     t = 2
     while math.log(t) < hardness / (2 * (t + 1)):
         t += 1

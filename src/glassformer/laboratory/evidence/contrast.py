@@ -19,7 +19,8 @@ parameters."""
 
 @dataclass(frozen=True)
 class Gap:
-    """loss(b) - loss(a), in nats or relative to a's loss, with the bounds of the claim."""
+    """Claimed difference of two arms' losses: loss(b) - loss(a), in nats or relative to a's loss, with the bounds of
+    the claim."""
 
     a: str
     b: str
@@ -42,19 +43,19 @@ class Gap:
 
 
 def alike(a: str, b: str, share: float = ALIKE) -> Gap:
-    """Returns the claim that two arms end at equal losses, up to a relative difference of `share`."""
+    """Returns the claimed difference that two arms end at equal losses, up to a relative difference of `share`."""
     return Gap(a, b, -share, share, 0.0, relative=True)
 
 
 def lost(found: Compared, arms: Sequence[str]) -> Figure:
-    """Returns the number of diverged runs as a measured value without an interval, which decides nothing; it is used if
-    no seed of the arms finished."""
+    """Returns, as a measured value that decides nothing, the number of diverged runs; it is used if no seed of the arms
+    finished."""
     return Figure(name=f"runs of {' and '.join(arms)} that diverged", value=sum(map(found.diverged, arms)), most=0)
 
 
 def contrast(*gaps: Gap, tokens: int, notes: Sequence[str] = (), **options: Any) -> Callable[[Bench], Outcome]:
-    """Returns a function that trains the arms of these gaps on a bench and measures the gaps; `options` are those of
-    `Bench.compare`."""
+    """Returns a claim's measuring function: it trains the arms of these gaps on a bench and measures the differences of
+    their losses. `options` are those of `Bench.compare`."""
     arms = list(dict.fromkeys(arm for gap in gaps for arm in (gap.a, gap.b)))
 
     def measure(bench: Bench) -> Outcome:
@@ -65,7 +66,8 @@ def contrast(*gaps: Gap, tokens: int, notes: Sequence[str] = (), **options: Any)
 
 
 def outcome(found: Compared, figures: Sequence[Figure], notes: Sequence[str] = ()) -> Outcome:
-    """Returns the outcome with these measured values, the mean loss of each arm and the scale of the comparison."""
+    """Returns the outcome of a claim with these measured values, the mean loss of each arm and the scale of the
+    comparison."""
     losses = [
         Figure(name=f"loss of {arm}", value=found.mean(arm), unit="nats")
         for arm in found.results.names

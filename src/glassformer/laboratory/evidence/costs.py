@@ -107,7 +107,8 @@ def attention_quadratic(bench: Bench) -> Outcome:
         return config.costs(Shape(s=n, t=n, phase="prefill"))
 
     def products(n: int) -> float:
-        """Returns the FLOPs of QK^T and of patterns times values: attention without its matrices."""
+        """Returns the FLOPs of QK^T and of patterns times values for n tokens: attention without its weight
+        matrices."""
         mixer = cost(n)["layers.0.mixer"]
         return mixer.flops - 2 * n * 4 * config.d_model**2
 

@@ -36,7 +36,7 @@ TOKENS, WIDTH, HEADS, DEPTH = 64, 128, 4, 24
 
 
 def _bare(wiring: Callable[[Identity, Identity], Residual]) -> Callable[[int], Residual]:
-    """Returns the wiring without norms, for a stack of any depth."""
+    """Returns a function from a depth to the given residual wiring without norms."""
     return lambda depth: wiring(Identity(), Identity())
 
 
@@ -80,7 +80,8 @@ PyTorch."""
 
 
 def block(variant: str, depth: int, generator: torch.Generator) -> Block:
-    """Returns a layer whose matrices preserve variance: N(0, 1/fan_in), twice that before the ReLU."""
+    """Builds a random layer of a variant (see `VARIANTS`), whose matrices preserve variance: N(0, 1/fan_in), twice that
+    before the ReLU."""
     wiring, has_ffn, causal = VARIANTS[variant]
     attention = Attention(WIDTH, HEADS, visibility=Causal() if causal else Bidirectional())
     ffn = Mlp(WIDTH, 4 * WIDTH, "relu", bias=False) if has_ffn else None
@@ -94,7 +95,7 @@ def block(variant: str, depth: int, generator: torch.Generator) -> Block:
 
 
 def stack(variant: str, depth: int, seed: int) -> tuple[Tensor, list[Block]]:
-    """Returns random tokens (1, T, d) and `depth` layers."""
+    """Returns random tokens (1, T, d) and `depth` random layers of a variant (see `VARIANTS`)."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(1, TOKENS, WIDTH, generator=generator)
     return x, [block(variant, depth, generator) for _ in range(depth)]
@@ -102,7 +103,8 @@ def stack(variant: str, depth: int, seed: int) -> tuple[Tensor, list[Block]]:
 
 @torch.no_grad()
 def collapse(variant: str, depth: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Returns (depth, 3): mu, rho, effective rank after each layer."""
+    """Returns three measures of rank collapse after each layer of a random stack, (depth, 3): mu, rho, effective
+    rank."""
     x, blocks = stack(variant, depth, seed)
     x, found = x.to(dtype), []
     for layer in blocks:
@@ -112,7 +114,8 @@ def collapse(variant: str, depth: int, seed: int, dtype: torch.dtype = torch.flo
 
 
 def query_share(variant: str, depth: int, seed: int) -> Tensor:
-    """Returns ||dL/dW_Q|| / ||dL/dW_V|| by layer, (depth,), of a random linear read-out of the last token."""
+    """Returns the gradient norms of W_Q relative to those of W_V by layer, ||dL/dW_Q|| / ||dL/dW_V||, (depth,), for L a
+    random linear read-out of the last token."""
     x, blocks = stack(variant, depth, seed)
     for layer in blocks:
         x = layer(x, Pass.of(x))
@@ -126,8 +129,8 @@ def query_share(variant: str, depth: int, seed: int) -> Tensor:
 
 
 def agree(mine: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Returns True if two triples agree within the spread of seeds: mu by a quarter, a small one by a factor of e; rho
-    by 0.1; a rank by 10 % and 1."""
+    """Returns True if two measurements (mu, rho, rank) agree within the spread of seeds: mu by a quarter, a small one
+    by a factor of e; rho by 0.1; a rank by 10 % and 1."""
     near = abs(math.log(mine[0] / other[0])) < (0.25 if other[0] > 0.3 else 1.0)
     return near and abs(mine[1] - other[1]) < 0.1 and abs(mine[2] - other[2]) < (1 + 0.1 * other[2])
 
@@ -194,7 +197,7 @@ WIRINGS: dict[str, tuple[ResidualConfig, NormConfig]] = {
 
 
 def model_of(wiring: str, depth: int) -> ModelConfig:
-    """Returns a model of `depth` layers with this wiring and Xavier's initialization."""
+    """Returns the config of a model of `depth` layers with this wiring and Xavier's initialization."""
     residual, norm = WIRINGS[wiring]
     ffn = MlpConfig(activation="relu", bias=False)
     block = BlockConfig(mixer=AttentionConfig(n_heads=4), ffn=ffn, norm=norm, residual=residual)
@@ -209,8 +212,8 @@ def model_of(wiring: str, depth: int) -> ModelConfig:
 
 
 def gradients(wiring: str, depth: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Returns by layer, at the first batch: ||dL/dW|| of the second matrix of the FFN, (depth,), and dL/dx of the
-    stream before it, (depth, b, s, d)."""
+    """Returns the gradients of a new model by layer, at the first batch: ||dL/dW|| of the second matrix of the FFN,
+    (depth,), and dL/dx of the stream before it, (depth, b, s, d)."""
     model = model_of(wiring, depth).build(seed=seed)
     generator = torch.Generator().manual_seed(seed)
     tokens, targets = torch.randint(VOCABULARY, (2, BATCH, SHORT), generator=generator)
@@ -230,7 +233,8 @@ def gradients(wiring: str, depth: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def slope(depths: tuple[int, ...], norms: list[float]) -> float:
-    """Returns the slope of log norm against log depth, by least squares."""
+    """Returns the exponent with which gradient norms grow with depth: the slope of log norm against log depth, by least
+    squares."""
     x, y = (torch.tensor([math.log(value) for value in values]) for values in (depths, norms))
     return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
 

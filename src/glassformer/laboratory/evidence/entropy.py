@@ -35,7 +35,7 @@ ROUNDING = 1e-9
 
 @cache
 def of(how: Setting, seed: int) -> Trace:
-    """Returns the trace of a run; claims that are measured together share runs."""
+    """Trains a model and returns its attention measurements; claims that are measured together share runs."""
     return traced(how, seed)
 
 
@@ -45,7 +45,7 @@ def _runs(arms: dict[str, Setting], bench: Bench, seeds: range) -> dict[str, lis
 
 
 def _pictures(runs: dict[str, list[Trace]]) -> tuple[Picture, ...]:
-    """Returns pictures of largest logit, entropy and loss by step, a curve for each arm."""
+    """Returns charts of the largest logit, the entropy and the loss by step, with a curve for each arm."""
 
     def curves(field: str) -> tuple[MeanCurve, ...]:
         return tuple(
@@ -122,7 +122,7 @@ def entropy_collapse(bench: Bench) -> Outcome:
 
 
 class HeadRecord:
-    """Measurements of one run, a list over the steps at which it is measured.
+    """Measurements of the attention heads in one run, in lists over the steps at which it is measured.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class HeadRecord:
 
     @torch.no_grad()
     def add(self, step: int, loss: float, model: Model, tokens: Tensor) -> None:
-        """Measures a model on tokens (b, s)."""
+        """Measures a model on tokens (b, s) at a step, and appends the results to the record."""
         sites = ["layers.*.resid_pre", "layers.*.mixer.scores", "layers.*.mixer.pattern"]
         seen = capture(model, tokens[:4], sites)
         sigmas, entropies, logits = [], [], []
@@ -165,8 +165,9 @@ class HeadRecord:
         self.logits.append(float(torch.stack(logits).max()))
 
     def compare(self, scores: Tensor, x: Tensor, sigma: Tensor, head: int) -> None:
-        """Compares every row's entropy with the bound at the norm of its logits, and at that norm's upper bound
-        |x_i| sigma |X|_2 / sqrt(h); x (b, s, d), scores (b, n, s, s), h the width of a head."""
+        """Compares the entropy of every row of attention with its theoretical lower bound, at the norm of the row's
+        logits and at that norm's upper bound |x_i| sigma |X|_2 / sqrt(h); x (b, s, d), scores (b, n, s, s), h the
+        width of a head."""
         entropy = torch.special.entr(scores.softmax(-1)).sum(-1)  # (b, n, s)
         keys = dynamics.causal_counts(scores)
         hidden = scores.isinf()
@@ -181,12 +182,14 @@ class HeadRecord:
 
 @cache
 def heads_of(how: Setting, seed: int) -> HeadRecord:
-    """Returns the measurements of a run; claims that are measured together share runs."""
+    """Trains a model and returns the measurements of its attention heads; claims that are measured together share
+    runs."""
     return HeadRecord(how, seed)
 
 
 def _closed_forms() -> list[Figure]:
-    """Returns the bound against rows of 16 logits: one that attains it, and 2,000 at random."""
+    """Returns measured values that compare the entropy's lower bound with rows of 16 logits: one that attains it, and
+    2,000 at random."""
     keys, generator = 16, torch.Generator().manual_seed(0)
     figures = []
     for s in (1.0, 4.0, 8.0):

@@ -56,8 +56,8 @@ def switch_loss(bench: Bench) -> Outcome:
 
 
 def violation(bias: bool, steps: int, seed: int) -> float:
-    """Returns MaxVio, the busiest expert's load over the mean, minus 1, after `steps` steps on tokens of skewed
-    clusters."""
+    """Trains a router on tokens of skewed clusters for `steps` steps, and returns its MaxVio: the busiest expert's load
+    over the mean, minus 1. `bias`: True to balance by a selection bias instead of a loss."""
     shares = (0.4, 0.2, 0.12, 0.1, 0.08, 0.05, 0.03, 0.02)
     width, tokens, rate = 16, 256, 1e-3
     made = torch.Generator().manual_seed(seed)

@@ -26,7 +26,7 @@ OPEN: Verdict = "cannot be shown at this size"
 
 
 class Figure(Written):
-    """One measured value, and the bounds that the claim sets for it.
+    """One measured value (a number with its interval), and the bounds that the claim sets for it.
 
     low, high     interval; equal to the value if it is deterministic, None if randomness was not measured
     least, most   bounds of the claim, which holds if the whole interval is within them; None without a bound
@@ -50,7 +50,8 @@ class Figure(Written):
 
     @property
     def verdict(self) -> Verdict:
-        """`holds` if the whole interval is within the bounds, `does not hold` if all of it is outside."""
+        """Verdict of the value: `holds` if the whole interval is within the claim's bounds, `does not hold` if all of
+        it is outside."""
         if self.low is None or self.high is None:
             return OPEN
         if (self.least is not None and self.high < self.least) or (self.most is not None and self.low > self.most):
@@ -74,7 +75,7 @@ Log = Literal["", "x", "y", "xy"]
 
 
 class MeanCurve(Written):
-    """One line of a picture: values y over x, a row for each seed; a row is shorter if its run diverged.
+    """One line of a chart: values y over x, a row for each seed; a row is shorter if its run diverged.
 
     dots    True to draw points without a line
     """
@@ -86,7 +87,7 @@ class MeanCurve(Written):
 
 
 class Picture(Written):
-    """Curves over a common axis.
+    """Chart of several curves over a common axis.
 
     title    name and unit of the values
     x        name of the horizontal axis
@@ -100,7 +101,7 @@ class Picture(Written):
 
 
 class Outcome(Written):
-    """Result of one measurement.
+    """Result of one measurement of a claim: its measured values, and their scale and certainty.
 
     size      scale of the measurement: "1M parameters, 1.5M tokens, python-docs"; of exact figures, the counted objects
     sure      certainty: seeds, rounds or tolerance
@@ -116,8 +117,8 @@ class Outcome(Written):
 
 
 def verdict(kind: Kind, figures: Sequence[Figure], tiny: bool = False) -> Verdict:
-    """Returns the joint verdict of all values with bounds: `holds` if each holds, `does not hold` if one does not. A
-    tiny measurement decides only exact values."""
+    """Returns the joint verdict of all measured values with bounds: `holds` if each holds, `does not hold` if one does
+    not. A tiny measurement decides only exact values."""
     each = {figure.verdict for figure in figures if figure.judged}
     if not each or kind == "undecidable" or (tiny and kind != "exact"):
         return OPEN
@@ -151,8 +152,8 @@ def sampled(
     most: float | None = None,
     published: float | None = None,
 ) -> Figure:
-    """Returns the mean of independent measurements with Student's interval; without an interval if there are fewer than
-    two."""
+    """Returns the mean of independent measurements as a `Figure` with Student's interval; without an interval if there
+    are fewer than two."""
     mean, low, high = float(values[0]), None, None
     if len(values) > 1:
         mean, low, high = mean_interval([float(value) for value in values], CONFIDENCE)
@@ -161,7 +162,7 @@ def sampled(
 
 
 def curve(label: str, x: Sequence[float], y: Sequence[Sequence[float]], *, dots: bool = False) -> MeanCurve:
-    """Returns a curve of rows `y`, one for each seed, rounded to four digits; a row ends before its first infinite
-    value."""
+    """Returns a chart's curve made of the rows `y`, one for each seed, rounded to four digits; a row ends before its
+    first infinite value."""
     rows = tuple(tuple(float(f"{value:.4g}") for value in itertools.takewhile(math.isfinite, row)) for row in y)
     return MeanCurve(label=label, x=tuple(float(f"{value:.6g}") for value in x), y=rows, dots=dots)

@@ -41,7 +41,8 @@ TEXTS = (
 
 
 def look(model: Model, tokens: Tensor) -> tuple[Tensor, list[dynamics.Massive], float]:
-    """Returns sink mass (l, n), massive activations after each layer, and the loss."""
+    """Runs a model on a text; returns its attention sinks' mass (l, n), the massive activations after each layer, and
+    the loss."""
     seen = capture(model, tokens, ["layers.*.mixer.pattern", "layers.*.resid_post", "logits"])
     layers = range(len(model.layers))
     mass = torch.stack([dynamics.sink_mass(seen[f"layers.{layer}.mixer.pattern"]) for layer in layers])
@@ -112,7 +113,7 @@ WINDOW, SIGMA = 128, 6.0
 
 
 def ar1(phi: float, seed: int, steps: int = STEPS) -> np.ndarray:
-    """Returns the series x_t = phi x_(t-1) + e_t with standard deviation NOISE at any phi."""
+    """Returns a random time series x_t = phi x_(t-1) + e_t, whose standard deviation is NOISE for any phi."""
     drawn = np.random.default_rng(seed).normal(size=steps) * NOISE
     noise = drawn * np.sqrt(1 - phi**2)
     noise[0] = drawn[0]
@@ -122,20 +123,22 @@ def ar1(phi: float, seed: int, steps: int = STEPS) -> np.ndarray:
 
 
 def places(seed: int, steps: int = STEPS, first: int = 200) -> np.ndarray:
-    """Returns SPIKES different steps, none before `first`; two of them are adjacent, as spikes often are."""
+    """Returns SPIKES different random steps at which spikes are planted, none before `first`; two of them are adjacent,
+    as spikes often are."""
     chosen = np.sort(np.random.default_rng(1000 + seed).choice(np.arange(first, steps), SPIKES, replace=False))
     chosen[-1] = chosen[-2] + 1
     return chosen
 
 
 def alarms(series: np.ndarray) -> set[int]:
-    """Returns the steps at which the detector raises an alarm."""
+    """Returns the steps of a series at which the detector of loss spikes (`dynamics`) raises an alarm."""
     spikes = Spikes()
     return {t for t, value in enumerate(series) if spikes.see(float(value)) is not None}
 
 
 def plain_alarms(series: np.ndarray) -> set[int]:
-    """Returns the steps more than SIGMA deviations above the mean of the last WINDOW values."""
+    """Returns the steps of a series at which a simple rule raises an alarm: values more than SIGMA deviations above the
+    mean of the last WINDOW values."""
     windows = np.lib.stride_tricks.sliding_window_view(series, WINDOW)[:-1]
     above = (series[WINDOW:] - windows.mean(1)) / windows.std(1)
     return set((np.flatnonzero(above > SIGMA) + WINDOW).tolist())
@@ -176,8 +179,9 @@ def spikes_found(bench: Bench) -> Outcome:
 
 
 def _gradients(seed: int, steps: int) -> tuple[int, int]:
-    """Returns (spikes detected, false alarms) in gradient norms: noise is multiplicative, one step in a hundred is at 2
-    to 8 times its usual norm, as in healthy runs on real text, and planted spikes are at 30 times."""
+    """Returns the spike detector's (spikes detected, false alarms) in a series like gradient norms: noise is
+    multiplicative, one step in a hundred is at 2 to 8 times its usual norm, as in healthy runs on real text, and
+    planted spikes are at 30 times."""
     random, where = np.random.default_rng(2000 + seed), places(seed, steps)
     tails = np.where(random.random(steps) < 0.01, random.uniform(2, 8, steps), 1)
     series = np.exp(2 * ar1(0.5, seed, steps)) * tails
@@ -188,8 +192,8 @@ def _gradients(seed: int, steps: int) -> tuple[int, int]:
 
 
 def _not_numbers() -> int:
-    """Returns the number of alarms for 30 NaN or infinite values, the first step among them; 0 if one changes later
-    decisions."""
+    """Returns the number of alarms that the spike detector raises for 30 NaN or infinite values, the first step among
+    them; 0 if such a value changes later decisions."""
     spikes, clean, caught = Spikes(), Spikes(), 0
     for t, value in enumerate(3 + ar1(0.5, 0, 1000)):
         if t % 100 == 0:
@@ -200,8 +204,8 @@ def _not_numbers() -> int:
 
 
 def _resumed(steps: int) -> int:
-    """Returns the number of decisions that differ if the detector is serialised to JSON at many steps, spikes among
-    them."""
+    """Returns the number of the spike detector's decisions that change if it is serialised to JSON and restored at many
+    steps, spikes among them."""
     series = 10 - 7 * np.arange(steps) / STEPS + ar1(0.9, 1, steps)
     series[places(1, steps)] += HEIGHT * NOISE
     whole, parts, changed = Spikes(), Spikes(), 0
@@ -216,7 +220,8 @@ def _resumed(steps: int) -> int:
 
 
 def _level() -> int:
-    """Returns the number of alarms at a level shift and a spike above it; -1 if there are others."""
+    """Returns the number of alarms that the spike detector raises for a level shift and for a spike above the new
+    level; -1 if it raises others."""
     series = 3 + ar1(0.5, 2, 2000)
     series[1000:] += 1.0
     series[1500] += HEIGHT * NOISE

@@ -66,7 +66,7 @@ class Claims(Reported, Tabular):
         return {row.name: row for row in self.rows}[name]
 
     def lines(self) -> Iterator[Any]:
-        """Yields the list of claims, or each measured claim with its values."""
+        """Yields the printed text: the list of claims, or each measured claim with its values."""
         if not self.measured:
             yield self._list()
             yield finding(self.rows)
@@ -96,7 +96,7 @@ class Claims(Reported, Tabular):
         return [row.to_dict() for row in self.rows]
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each claim, without what is stored of its measurement."""
+        """Returns a table row for each claim, without the details of its stored measurement."""
         return [{name: value for name, value in row.items() if name != "result"} for row in self.to_dict()]
 
 

@@ -22,7 +22,8 @@ def rmsnorm_parameters(bench: Bench) -> Outcome:
 
 
 def norms(scale: int) -> tuple[Passes, Passes]:
-    """Returns LayerNorm and RMSNorm of 2,048 tokens of width 4,096, with the gradient of the scale."""
+    """Returns two pieces of work to time, LayerNorm and RMSNorm, on 2,048 tokens of width 4,096, with the gradient of
+    the scale; `scale` divides the number of tokens."""
     tokens, width = 2048 // scale, 4096
 
     def passes(norm: Norm) -> Passes:
@@ -42,8 +43,8 @@ def gpt2_post_norm(bench: Bench) -> Outcome:
 
 
 def warm_up(change: str, least: float, most: float | None = None) -> Callable[[Bench], Outcome]:
-    """Returns a function that measures how much higher the loss of a model of 6 layers with this change is without
-    warm-up."""
+    """Returns a claim's measuring function: by how much the loss of a model of 6 layers with this change rises if it is
+    trained without warm-up."""
     warm = f"gpt2@1m+layers=6{change}"
     gap = Gap(warm, f"{warm}+recipe.warmup=0", least, most)
     return contrast(gap, tokens=500 * 16 * 64, batch_size=16, context=64, learning_rate=1e-3)

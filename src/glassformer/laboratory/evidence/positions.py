@@ -45,15 +45,16 @@ def trained(bench: Bench, names: Sequence[str]) -> Compared:
 
 
 def rise(found: Compared, name: str, times: int, **bounds: float | None) -> Figure:
-    """Returns the increase of the loss from the training context to `times` of it."""
+    """Returns, as a measured value, the increase of an encoding's loss from the training context to `times` times that
+    context."""
     values = found.rise(ARM[name], times)
     label = f"rise of the loss at {times} times the context, {name}"
     return found.judged(sampled(label, values, "nats", **bounds), ARM[name]) if values else lost(found, [ARM[name]])
 
 
 def further(found: Compared, more: str, less: str, times: int) -> Figure:
-    """Returns the rise in loss of the encoding `more` minus that of `less` at `times` the context, with the bound that
-    it is positive."""
+    """Returns, as a measured value with the bound that it is positive, how much more the loss of the encoding `more`
+    rises than that of `less` from the training context to `times` times it."""
     pairs = list(zip(found.rise(ARM[more], times), found.rise(ARM[less], times), strict=False))
     if not pairs:
         return lost(found, [ARM[more], ARM[less]])
@@ -189,7 +190,8 @@ Losses = dict[tuple[int, str], list[float]]
 
 
 def losses(bench: Bench, words: Sequence[str], further: Sequence[int] = (FACTOR,)) -> Losses:
-    """Returns the losses of models that are trained on a context and read multiples of it without further training."""
+    """Trains models on a context; returns their losses on multiples of it, without further training, for each context
+    extension in `words`."""
     context = bench.scaled(CONTEXT, TINY_CONTEXT)
     found: Losses = {(times, word): [] for times in further for word in words}
     for seed in bench.runs(3):
@@ -203,7 +205,8 @@ def losses(bench: Bench, words: Sequence[str], further: Sequence[int] = (FACTOR,
 
 
 def less(found: Losses, times: int, worse: str, better: str) -> Figure:
-    """Returns the loss with the extension `worse` minus that with `better`, with the bound that it is positive."""
+    """Returns, as a measured value with the bound that it is positive, the loss with the context extension `worse`
+    minus that with `better`, at `times` times the context."""
     gaps = [a - b for a, b in zip(found[times, worse], found[times, better], strict=True)]
     name = f"loss at {times} times the context, {EXTENDED[worse]} less {EXTENDED[better]}"
     return sampled(name, gaps, "nats", least=0.0)
@@ -226,8 +229,8 @@ def difference(bench: Bench, worse: str, better: str) -> Outcome:
 
 
 def all_extended(bench: Bench) -> Outcome:
-    """Measures how each extension of the context changes the loss beyond the training context, against plain
-    positions."""
+    """Measures how each context extension (interpolation, NTK, ...) changes the loss beyond the training context,
+    against plain positions."""
     found = losses(bench, list(EXTENDED), FURTHER)
     judged = [less(found, times, "", word) for times in FURTHER for word in EXTENDED if word]
     return Outcome(
@@ -239,7 +242,8 @@ def all_extended(bench: Bench) -> Outcome:
 
 
 def smollm2_extended(bench: Bench) -> Outcome:
-    """Measures SmolLM2-135M on one window of each length, which leaves the verdict open."""
+    """Measures the loss of SmolLM2-135M with each context extension on one window of each length, which leaves the
+    verdict open."""
     made = load("smollm2")
     context = bench.scaled(made.config.context, TINY_CONTEXT)
     text = prepare(bench.text.given or DATA, made.tokenizer or "byte")
@@ -265,7 +269,8 @@ def smollm2_extended(bench: Bench) -> Outcome:
 
 @torch.no_grad()
 def change(name: str) -> float:
-    """Returns the largest difference of outputs when the tokens are permuted, relative to the largest output."""
+    """Returns how much a model's outputs change when its tokens are permuted: the largest difference, relative to the
+    largest output."""
     length, words = 32, 64
     model = preset(f"{name}+vocab_size={words}+context={length}").build(seed=0).eval()
     made = torch.Generator().manual_seed(0)

@@ -81,8 +81,8 @@ DISTANCES = (8, 16, 24, 32)
 
 
 def recurrent_recall(bench: Bench) -> Outcome:
-    """Trains on blocks of 8 to 32 symbols that repeat, and measures the share of correct symbols from the second
-    occurrence on, by block length."""
+    """Trains attention and recurrent mixers on blocks of 8 to 32 symbols that repeat, and measures the share of symbols
+    recalled correctly from the second occurrence on, by block length."""
     steps, batch, rows, seeds = bench.scaled(600, 2), bench.scaled(32, 2), bench.scaled(HELD_OUT, 8), bench.runs(3)
     how = bench.alone(*((name, seed) for name in RECALLING for seed in seeds))
     figures, far = [], DISTANCES[-1]
@@ -100,8 +100,8 @@ def recurrent_recall(bench: Bench) -> Outcome:
 
 
 def reaching_back(change: str, distances: tuple[int, ...], seed: int) -> list[float]:
-    """Returns |d y_n / d x_0| of a newly initialised mixer for normal inputs, at each distance n, divided by that at
-    the first distance."""
+    """Returns how strongly outputs of a newly initialised mixer depend on an input n tokens before, |d y_n / d x_0| at
+    each distance n, divided by that at the first distance; inputs are normal."""
     model = preset(f"llama@1m+layers=1{change}").build(seed=seed)
     mixer: Any = model.layers[0].mixer
     mixer, width = mixer.double(), model.config.d_model
@@ -140,7 +140,8 @@ def recurrent_gradients(bench: Bench) -> Outcome:
 
 
 def stepping(tokens: int, rows: int) -> Pair:
-    """Returns a training step with LSTMs, and one with attention of equal parameters."""
+    """Returns two pieces of work to time: a training step of a model with LSTMs, and one with attention of equal
+    parameters."""
     return lambda scale: (
         training("+lstm+mixer.width=426", tokens // scale, rows), training("", tokens // scale, rows)
     )  # fmt: skip

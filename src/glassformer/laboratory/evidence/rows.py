@@ -14,7 +14,7 @@ from glassformer.laboratory.evidence.stored import Stored, read
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """A claim and its stored result; None if it is not measured."""
+    """A claim (a published sentence to test) with its stored result; None for a claim without one."""
 
     claim: Claim
     result: Stored | None
@@ -30,12 +30,13 @@ class ClaimRow:
 
     @property
     def judged(self) -> Figure | None:
-        """First measured value that the claim sets bounds for; None without one."""
+        """First measured value of the claim's result that the claim sets bounds for; None without one."""
         figures = () if self.result is None else self.result.outcome.figures
         return next((one for one in figures if one.judged), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the claim, its first measured value that has bounds, its verdict, and all that is stored."""
+        """Returns a dict of plain values: the claim, its first measured value that has bounds, its verdict, and its
+        whole stored result."""
         claim, held, judged = self.claim, self.result, self.judged
         return {
             "name": claim.name, "statement": claim.statement, "source": claim.cites, "published": claim.published,
@@ -46,7 +47,7 @@ class ClaimRow:
 
 
 def overview(*folders: Path) -> list[ClaimRow]:
-    """Returns all claims, each with its result in the first folder that holds one."""
+    """Returns a row for each claim, with its result from the first of the folders that holds one."""
     rows = []
     for claim in known().values():
         stored = (read(place, claim.name) for place in folders)

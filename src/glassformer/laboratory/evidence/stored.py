@@ -28,7 +28,7 @@ SHORT = ("processor", "cores", "torch", "glassformer")
 
 
 class Stored(Written):
-    """A measured claim: its definition at the time, the outcome, place and date."""
+    """Stored result of a claim: the claim's definition at the time, the outcome, place and date."""
 
     name: str
     statement: str
@@ -60,7 +60,7 @@ class Stored(Written):
         )  # fmt: skip
 
     def answers(self, claim: Claim, tiny: bool) -> bool:
-        """Returns True if this is a measurement of the claim as it is defined now, at the requested size."""
+        """Returns True if this result is of the claim as it is defined now, measured at the requested size."""
         held = (self.statement, self.published, self.kind)
         return held == (claim.statement, claim.published, claim.kind) and self.tiny <= tiny
 
@@ -80,15 +80,15 @@ class Stored(Written):
 
     @property
     def words(self) -> str:
-        """The verdict with the scale of its measurement; exact verdicts without."""
+        """Verdict with the scale of its measurement, as text; exact verdicts without a scale."""
         if self.verdict == OPEN or self.kind == "exact":
             return self.verdict
         return f"{self.verdict} at {self.outcome.size}"
 
 
 def read(folder: Path, name: str) -> Stored | None:
-    """Returns the stored result of a claim; None without a file. The verdict is computed from the measured values, not
-    read from the file. Raises RequestError for a file of another format."""
+    """Returns the result of a claim that the folder stores; None without a file. The verdict is computed from the
+    measured values, not read from the file. Raises RequestError for a file of another format."""
     path = folder / f"{name}.json"
     try:
         if path.stat().st_size > LARGEST:
@@ -105,8 +105,8 @@ def read(folder: Path, name: str) -> Stored | None:
 
 
 def quoted(name: str) -> tuple[Figure, ...]:
-    """Returns the measured values with bounds of a claim whose result comes with the library; empty without such a
-    result."""
+    """Returns the measured values that have bounds from the result of a claim that comes with the library; empty
+    without such a result."""
     held = read(MEASURED, name)
     return () if held is None else tuple(figure for figure in held.outcome.figures if figure.judged)
 

@@ -34,7 +34,7 @@ Pair = Callable[[int], tuple[Work, Work]]
 
 @dataclass(frozen=True)
 class Passes:
-    """A function of tensors, (..) -> (..), whose passes are timed.
+    """A function of tensors, (..) -> (..), whose forward and backward passes are timed.
 
     Attributes
     ----------
@@ -48,23 +48,23 @@ class Passes:
     inputs: tuple[Tensor, ...]
 
     def forward(self) -> Callable[[], object]:
-        """Returns the forward pass, which keeps the tensors for the backward pass."""
+        """Returns the function to time: the forward pass, which keeps the tensors for the backward pass."""
         return lambda: self.function(*self.inputs)
 
     def backward(self) -> Callable[[], object]:
-        """Computes the forward pass, and returns the backward pass."""
+        """Runs the forward pass, and returns the function to time: the backward pass."""
         z = self.function(*self.inputs)
         ones = torch.ones_like(z)
         return lambda: torch.autograd.grad(z, self.inputs, ones)
 
     def both(self) -> Callable[[], object]:
-        """Returns the forward and the backward pass together."""
+        """Returns the function to time: the forward and the backward pass together."""
         return lambda: self.backward()()
 
 
 def each(work: Callable[[Passes], Callable[[], object]], make: Callable[[int], tuple[Passes, Passes]]) -> Pair:
-    """Returns a pair of two works: the passes that `make` returns for a divisor of lengths, timed by `work`, such as
-    `Passes.forward`."""
+    """Returns two pieces of work to time, made of the two `Passes` that `make` returns for a divisor of lengths;
+    `work`, such as `Passes.forward`, chooses the passes that are timed."""
 
     def pair(scale: int) -> tuple[Work, Work]:
         first, second = make(scale)
@@ -75,7 +75,7 @@ def each(work: Callable[[Passes], Callable[[], object]], make: Callable[[int], t
 
 @dataclass(frozen=True)
 class Race:
-    """Ratio of two times: the first piece of work that `make` returns over the second."""
+    """Comparison of the times of two pieces of work: the ratio of the first that `make` returns to the second."""
 
     name: str
     make: Pair
@@ -84,7 +84,7 @@ class Race:
     published: float | None = None
 
     def figure(self, rounds: int, scale: int) -> Figure:
-        """Returns the ratio of the times over all rounds, with the interval of their geometric mean."""
+        """Measures the ratio of the two times over all rounds; returns it with the interval of its geometric mean."""
         first, second = self.make(scale)
         for _ in range(2):  # two calls: the first compiles the forward pass, its gradient the backward pass
             first()(), second()()
@@ -95,7 +95,7 @@ class Race:
 
 
 def seconds(work: Work) -> float:
-    """Returns the seconds of the timed part of a piece of work."""
+    """Runs a piece of work once, and returns the seconds of its timed part."""
     timed = work()
     began = time.perf_counter()
     timed()
@@ -103,8 +103,8 @@ def seconds(work: Work) -> float:
 
 
 def races(*each: Race) -> Callable[[Bench], Outcome]:
-    """Returns a function that measures these ratios under training conditions: memory is kept from step to step, and
-    elementwise regions are compiled; in fp32."""
+    """Returns a claim's measuring function: it measures these ratios of times under training conditions. Memory is kept
+    from step to step, elementwise regions are compiled, all is in fp32."""
 
     def measure(bench: Bench) -> Outcome:
         rounds, scale = bench.scaled(ROUNDS, TINY_ROUNDS), bench.scaled(1, 32)
@@ -120,13 +120,14 @@ def races(*each: Race) -> Callable[[Bench], Outcome]:
 
 
 def attention(kernel: Kernel, visibility: Visibility, s: int, heads: int = 16, width: int = 64) -> Passes:
-    """Returns one call of a kernel on s tokens."""
+    """Returns passes to time: one call of an attention kernel on s tokens."""
     q, k, v = (torch.randn(1, s, heads, width, requires_grad=True) for _ in range(3))
     return Passes(lambda q, k, v: kernel(AttentionCall(q, k, v, visibility)), (q, k, v))
 
 
 def training(change: str, tokens: int, rows: int = 1) -> Work:
-    """Returns the forward and backward passes of a model on `rows` sequences."""
+    """Returns a piece of work to time: the forward and backward passes of a model on `rows` sequences of `tokens`
+    tokens."""
     model = preset(MODEL + change).build(seed=0)
     text = torch.randint(256, (rows, tokens))
 
@@ -138,7 +139,8 @@ def training(change: str, tokens: int, rows: int = 1) -> Work:
 
 
 def decoding(change: str, after: int, tokens: int = 8) -> Work:
-    """Returns cached decoding of `tokens` tokens after a prompt of `after` tokens."""
+    """Returns a piece of work to time: the generation of `tokens` tokens by a model with a cache, after a prompt of
+    `after` tokens."""
     model = preset(MODEL + change).build(seed=0).eval()
     state = model.init_state(1, after + tokens)
     with torch.inference_mode(), compiled_regions(False):
@@ -154,8 +156,8 @@ def decoding(change: str, after: int, tokens: int = 8) -> Work:
 
 
 def recomputing(after: int, tokens: int) -> Work:
-    """Returns decoding of `tokens` tokens after a prompt of `after` tokens that recomputes all keys and values for each
-    token."""
+    """Returns a piece of work to time: the generation of `tokens` tokens by a model without a cache, which recomputes
+    all keys and values for each token, after a prompt of `after` tokens."""
     model = preset(MODEL).build(seed=0).eval()
     text = torch.randint(256, (1, after + tokens))
 

@@ -41,15 +41,16 @@ ROWS: dict[str, dict[str, float]] = {
 
 
 def ratio(a: float, b: float, alpha: float, beta: float) -> float:
-    """Returns D / N at the minimum of the loss for 6 N D = FLOPS."""
+    """Returns the compute-optimal number of tokens per parameter, D / N at the minimum of the loss for 6 N D = FLOPS,
+    by the law with amplitudes a, b and exponents alpha, beta."""
     both = alpha + beta
     best = (alpha * a / beta / b) ** (1 / both) * (FLOPS / 6) ** (beta / both)
     return FLOPS / 6 / best**2
 
 
 def shakespeare(bench: Bench) -> Outcome:
-    """Measures the rows of the guide: loss, time per step and per token, parameters, longest text, spread over
-    seeds."""
+    """Measures the rows of the guide's table for its three models: loss, time per step and per token, parameters,
+    longest text, spread over seeds."""
     found = bench.compare([POST, PRE, LLAMA], 5000 * 16 * 256)
     gaps = [
         Gap(POST, LLAMA, least=-0.1, most=-0.02, published=-0.05).figure(found),
@@ -61,8 +62,8 @@ def shakespeare(bench: Bench) -> Outcome:
 
 
 def six_rows(found: Compared, arm: str) -> list[Figure]:
-    """Returns an arm's measured values other than its loss, each over the arm's seeds; values that no run has are
-    omitted."""
+    """Returns an arm's measured values other than its loss (times, parameters, ...), each over the arm's seeds; values
+    that no run has are omitted."""
     runs, budget, losses = list(found.runs(arm).values()), found.results.budget, found.losses(arm)
     step = (budget.batch_size or 0) * (budget.context or 0)
     read = [{row.context or 0: row.loss for row in run.extrapolation if row.loss is not None} for run in runs]
@@ -104,7 +105,7 @@ def chinchilla_third(bench: Bench) -> Outcome:
 
 
 def exponent(sizes: Sequence[float], losses: Sequence[float]) -> float:
-    """Returns alpha of L = (Nc / N)^alpha, fitted to runs."""
+    """Returns the exponent alpha of the scaling law L = (Nc / N)^alpha, fitted to runs of these sizes and losses."""
     rows = [{"N": n, "D": 1.0, "loss": loss} for n, loss in zip(sizes, losses, strict=True)]
     return float(fit_scaling_law(rows, form="kaplan_params").values["alpha_N"])
 

@@ -35,7 +35,7 @@ EVERY = 5
 
 @dataclass(frozen=True)
 class RunStart:
-    """Start of a run.
+    """Options for the start of a run: warm-up, and the remedies that replace it.
 
     Attributes
     ----------
@@ -61,8 +61,8 @@ WITH, WITHOUT = "with warm-up", "without"
 
 @dataclass
 class WarmupRun:
-    """Measurements of a run: loss and largest relative change of a matrix by step, and preconditioned sharpness before
-    the first step and after warm-up."""
+    """Measurements of a run with or without warm-up: loss and largest relative change of a matrix by step, and
+    preconditioned sharpness before the first step and after warm-up."""
 
     losses: list[float] = field(default_factory=list)
     changes: list[float] = field(default_factory=list)
@@ -84,17 +84,18 @@ class Adam:
         self.counts = [0, 0]
 
     def estimate(self, gradients: Sequence[Tensor]) -> None:
-        """Adds gradients to the second moments."""
+        """Adds gradients to the optimizer's estimates of second moments, without a step."""
         self.counts[1] += 1
         for second, gradient in zip(self.second, gradients, strict=True):
             second.lerp_(gradient.square(), 1 - BETAS[1])
 
     def scales(self) -> list[Tensor]:
-        """Returns the root of the second moment of each weight, plus eps."""
+        """Returns Adam's scale of each weight: the root of the weight's second moment, plus eps."""
         return [(second / (1 - BETAS[1] ** self.counts[1])).sqrt() + EPS for second in self.second]
 
     def directions(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the update of each weight at a rate of 1, with the sign of the gradient."""
+        """Updates the moments by the gradients, and returns the update of each weight at a learning rate of 1, with the
+        sign of the gradient."""
         self.estimate(gradients)
         self.counts[0] += 1
         for first, gradient in zip(self.first, gradients, strict=True):
@@ -104,7 +105,7 @@ class Adam:
 
 
 def gradients(model: Model, text: Tensor) -> tuple[float, list[Tensor]]:
-    """Returns the loss of a batch (b, t + 1), and its gradient by weight."""
+    """Returns the loss of a batch (b, t + 1), and the gradients of the loss by all weights."""
     loss = model.loss(text[:, :-1], text[:, 1:])
     return float(loss.detach()), list(torch.autograd.grad(loss, list(model.parameters())))
 
@@ -144,7 +145,8 @@ def _move(weights: Sequence[Tensor], step: Sequence[Tensor], times: float) -> No
 
 
 def sharpness_of(model: Model, text: Tensor, adam: Adam) -> float:
-    """Returns the preconditioned sharpness of the loss of a batch."""
+    """Returns the preconditioned sharpness of a batch's loss: the largest absolute eigenvalue of its Hessian, scaled by
+    Adam."""
     twin = model.config.build(seed=0)
     twin.load_state_dict(model.state_dict())
     twin.double()
@@ -153,8 +155,8 @@ def sharpness_of(model: Model, text: Tensor, adam: Adam) -> float:
 
 @cache
 def course(arm: RunStart, seed: int, steps: int = STEPS, rate: float = RATE, expression: str = POST) -> WarmupRun:
-    """Returns the measurements of a run; claims that are measured together share runs. The rate is constant until
-    `WARMUP` and falls linearly to zero afterwards, also in runs without warm-up."""
+    """Trains a model with this start; returns its measurements. Claims that are measured together share runs. The rate
+    is constant until `WARMUP` and falls linearly to zero afterwards, also in runs without warm-up."""
     model, found = preset(expression).build(seed=seed), WarmupRun()
     weights = list(model.parameters())
     adam, source = Adam(weights), texts(torch.Generator().manual_seed(seed), BATCH)
@@ -190,8 +192,8 @@ def move_within(weights: Sequence[Tensor], updates: Sequence[Tensor], rate: floa
 def cured(
     bench: Bench, cure: Callable[[WarmupRun], RunStart], words: str
 ) -> tuple[dict[str, list[WarmupRun]], list[Figure]]:
-    """Returns runs by name, with warm-up, without, and without warm-up but with a cause removed; and measured values of
-    their losses. `cure` maps the run with warm-up of a seed to the third arm."""
+    """Trains runs with warm-up, without, and without warm-up but with one cause removed. Returns the runs by name, and
+    measured values of their losses. `cure` maps the run with warm-up of a seed to the start of the third run."""
     steps, runs = bench.scaled(STEPS, FIRST), list[tuple[WarmupRun, WarmupRun, WarmupRun]]()
     for seed in bench.runs(SEEDS):
         warm = course(WARM, seed, steps)
@@ -253,8 +255,8 @@ def by_noise(bench: Bench) -> Outcome:
 
 
 def spread(seed: int, estimates: int) -> tuple[float, float]:
-    """Returns the standard deviation, over draws, of the log of Adam's scale of the median entry: from one gradient,
-    and from `estimates` gradients."""
+    """Returns the standard deviation, over draws of gradients, of the log of Adam's scale of the median weight:
+    estimated from one gradient, and from `estimates` gradients."""
     model, source = preset(POST).build(seed=seed), texts(torch.Generator().manual_seed(seed), BATCH)
 
     def scale(count: int) -> Tensor:

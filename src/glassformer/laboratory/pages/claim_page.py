@@ -31,7 +31,7 @@ def finding(rows: Sequence[ClaimRow]) -> str:
 
 
 def number(value: float) -> str:
-    """Formats a number to four digits; a count as an integer."""
+    """Formats a number of the page to four digits; a count as an integer."""
     if value == round(value) and abs(value) < 1e15:
         return f"{value:,.0f}"
     return f"{value:.4g}"
@@ -46,7 +46,8 @@ def figure_words(one: Figure) -> str:
 
 
 def asked_words(one: Figure) -> str:
-    """Returns the bounds that the claim sets for a measured value, in words."""
+    """Returns the bounds that the claim sets for a measured value as text: `at least 0.5`, `1 to 2`; empty without
+    bounds."""
     least, most = one.least, one.most
     if least is not None and most is not None:
         low, high = number(least), number(most)
@@ -75,7 +76,8 @@ def render_claims(rows: Sequence[ClaimRow], command: str) -> str:
 
 
 def counts(rows: Sequence[ClaimRow]) -> list[tuple[str, list[int]]]:
-    """Returns, for each class of claims, its count by verdict, in the order of VERDICTS, and in all."""
+    """Returns, for each class of claims ("Exact", "Measured", ...), its numbers of claims by verdict, in the order of
+    VERDICTS, and their sum."""
     of_class = {kind: Counter(verdict_of(row) for row in rows if row.claim.kind == kind) for kind in ORDER}
     told = [(ORDER[kind], found) for kind, found in of_class.items() if found]
     told.append(("All", sum((found for _, found in told), Counter())))
@@ -89,7 +91,7 @@ def _counts(rows: Sequence[ClaimRow]) -> Markup:
 
 
 def _lines(rows: Sequence[ClaimRow]) -> Markup:
-    """Returns a line for each claim, with a link to its section."""
+    """Returns the page's list of claims: a line for each, with a link to its section."""
     head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in ("claim", "statement", "verdict"))))
     body = [
         tag("tr", tag("th", tag("a", row.name, href=f"#{row.name}"), scope="row"), cell(row.claim.statement),

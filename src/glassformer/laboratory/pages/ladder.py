@@ -48,7 +48,7 @@ def render_ladder(found: LadderRecord) -> str:
 
 
 def findings(found: LadderRecord) -> list[str]:
-    """Returns the effect of each change, a sentence each."""
+    """Returns sentences on the effect of each change of a ladder."""
     if found.design == "factorial":
         return _effect_findings(found)
     told = []
@@ -88,7 +88,7 @@ def _effect_words(one: Effect) -> str:
 
 
 def _words(verdict: Verdict | None) -> str:
-    """Returns the effect of a change in words, from the verdict between the arms without and with it."""
+    """Returns the effect of a change as text, from the verdict between the arms without and with it."""
     if verdict is None:
         return "has too few finished seeds"
     helps = verdict.winner == verdict.b
@@ -116,7 +116,7 @@ def _terms(found: LadderRecord) -> str:
 
 
 def _ladder(found: LadderRecord) -> Markup | None:
-    """Returns the figure of the changes added one after the other; None without them."""
+    """Returns the figure of the ladder upwards, with the changes added one after the other; None for another design."""
     if not found.pairs:
         return None
     base, before = found.pairs["base"], found.pairs["before"]
@@ -141,7 +141,7 @@ def _ladder(found: LadderRecord) -> Markup | None:
 
 
 def _last(found: LadderRecord) -> Markup | None:
-    """Returns the figure of the target against itself without each change; None without verdicts."""
+    """Returns the figure that compares the target with the target without each change; None without verdicts."""
     if not found.pairs:
         return None
     pairs, added = found.pairs["last"], found.pairs["before"]
@@ -186,7 +186,7 @@ def _effect_figures(one: Effect) -> tuple[str, str, str, str]:
 
 
 def _arms(found: LadderRecord) -> Markup:
-    """Returns the table of arms: loss and costs, a row each."""
+    """Returns the HTML table of a ladder's arms: loss and costs, a row each."""
     heads = ("arm", "loss", "parameters", "tokens/s", "peak memory", "state a token", "learning rate")
     rows = [
         _row(

@@ -14,7 +14,8 @@ FEW = 8
 
 
 def chart(picture: Picture, width: int = 560, height: int = 340) -> Markup:
-    """Returns the picture as SVG: a thick line for the mean over seeds, a thin one for each seed."""
+    """Returns a measured claim's curves as an SVG chart: a thick line for the mean over seeds, a thin one for each
+    seed."""
     series = [_series(one, style) for style, one in enumerate(picture.curves)]
     at = sorted({value for one in picture.curves for value in one.x})
     ticks = [(value, f"{value:g}") for value in at] if len(at) <= FEW else None
@@ -25,7 +26,7 @@ def chart(picture: Picture, width: int = 560, height: int = 340) -> Markup:
 
 
 def _powers(values: list[float]) -> list[tuple[float, str]] | None:
-    """Returns ticks at powers of ten in the range of the values, None if it holds fewer than two."""
+    """Returns axis ticks at the powers of ten in the range of the values; None if it holds fewer than two."""
     if not values:
         return None
     low, high = math.ceil(math.log10(min(values)) - 1e-9), math.floor(math.log10(max(values)) + 1e-9)

@@ -36,7 +36,7 @@ MEANING = {
 
 
 def render_scaling(found: LawRecord, command: str) -> str:
-    """Returns the page of one law as text."""
+    """Returns the page of one scaling law as HTML text."""
     parts: dict[str, tuple[str, Markup | None]] = {
         "figures": ("Figures", _figures(found)), "fit": ("Fit", _fit(found)),
         "predictions": ("Predictions", _predictions(found)),
@@ -46,7 +46,7 @@ def render_scaling(found: LawRecord, command: str) -> str:
 
 
 def render_several(found: LawsRecord) -> str:
-    """Returns the page of several models' laws as text."""
+    """Returns the page of several models' scaling laws as HTML text."""
     fitted = found.fitted
     names = [law.model for law in found.laws]
     parts: dict[str, tuple[str, Markup | None]] = {
@@ -75,7 +75,7 @@ def _page(
 
 
 def several_finding(found: LawsRecord) -> str:
-    """Returns the results of the laws for the models, in a few sentences."""
+    """Returns a summary of the scaling laws of several models, in a few sentences."""
     runs, told = found.runs, []
     trained = sum(run.status == "ok" for run in runs)
     told.append(f"{plural(trained, 'run')} of {plural(len(found.laws), 'model')}, fitted by {_formula(found)}.")
@@ -107,7 +107,7 @@ def several_finding(found: LawsRecord) -> str:
 
 
 def finding(found: LawRecord) -> str:
-    """Returns the result of the fit, in a few sentences."""
+    """Returns a summary of one fitted scaling law, in a few sentences."""
     told = [
         f"Fitted to {plural(found.points, 'point')} of {plural(found.runs, 'run')}, up to "
         f"{si(found.largest_flops)} FLOPs: off by {found.error:.2%} on average, "
@@ -237,7 +237,7 @@ def _best(laws: Sequence[ModelLaw], differences: Sequence[LawDifference]) -> Mar
 
 
 def _differences(head: str, gaps: Mapping[str, FigureGap | LossGap], pair: LawDifference, digits: int) -> Markup:
-    """Returns the figure of two models' differences with their intervals, around zero."""
+    """Returns the figure of the differences between two models' scaling laws, with intervals, around zero."""
     domain = interval_domain(v for one in gaps.values() for v in (one.low, one.high, one.difference))
     rows = []
     for name, one in gaps.items():
@@ -297,7 +297,7 @@ def _runs(runs: Sequence[CellRun]) -> Markup:
 
 
 def interval_words(one: LawFigure) -> str:
-    """Formats the interval of a law's parameter, with its remark."""
+    """Formats the interval of a scaling law's parameter, with its remark."""
     return f"{one.low:.4g} to {one.high:.4g}" + (f"; {one.remark}" if one.remark else "")
 
 

@@ -13,7 +13,7 @@ DRAWN = 2_000
 
 
 class TokenizerRow(Protocol):
-    """Interface of one tokenizer's tokens that the page reads."""
+    """Interface of a text's tokens by one tokenizer, as far as the page reads them."""
 
     @property
     def name(self) -> str: ...
@@ -34,7 +34,7 @@ class TokenizerRow(Protocol):
 
 
 def render_tokens(text: str, rows: Sequence[TokenizerRow], data: str, command: str, values: dict[str, Any]) -> str:
-    """Returns the page of a text by several tokenizers as HTML text."""
+    """Returns the page that shows a text split into tokens by several tokenizers, as HTML text."""
     contents = {
         "table": ("Tokenizers", section("table", "Tokenizers", _table(rows), caption(*_learned(data)))),
         "pieces": ("Pieces", section("pieces", "Pieces", *map(_pieces, rows))),
@@ -68,7 +68,7 @@ def _table(rows: Sequence[TokenizerRow]) -> Markup:
 
 
 def _pieces(row: TokenizerRow) -> Markup:
-    """Returns the tokens of a text by one tokenizer, each with its id below."""
+    """Returns the HTML of a text's tokens by one tokenizer, each with its id below."""
     more = len(row.ids) - DRAWN
     tokens = [
         tag("li", tag("b", piece, class_="bad" if at in row.unknown else None), tag("small", index))
@@ -81,7 +81,7 @@ def _pieces(row: TokenizerRow) -> Markup:
 
 
 def _loop(text: str, row: TokenizerRow) -> Markup:
-    """Returns a picture of the loop of generation, with the text and the ids of a tokenizer."""
+    """Returns a drawing of the loop of text generation, with the text and the ids of a tokenizer."""
     ids = " ".join(map(str, row.ids[:2])) + (" …" if len(row.ids) > 2 else "")
     last, end = row.ids[-1], "" if row.end is None else f", until it is {row.end}, the end of a text"
     sketch = LoopSketch(
