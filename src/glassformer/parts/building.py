@@ -77,8 +77,9 @@ class InitialWeights:
         return made
 
     def _filled(self, name: str) -> Tensor:
-        """Returns the tensor `name`, computed by filling the smallest part that can be filled separately: the outermost
-        enclosing module with `init_weights`, or else the module that holds the tensor."""
+        """Returns the tensor `name` with its initial values, which it computes by filling the smallest part that can be
+        filled separately: the outermost enclosing module with `init_weights`, or else the module that holds the
+        tensor."""
         steps = name.split(".")[:-1]
         paths = (".".join(steps[:n]) for n in range(len(steps)))
         having = (path for path in paths if hasattr(self.outline.get_submodule(path), "init_weights"))
@@ -105,7 +106,7 @@ def _tensors(module: nn.Module, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _stacked(tensor: Tensor, views: list[Tensor]) -> bool:
-    """Returns True if the `views`, in order, are blocks of whole rows that together make up the tensor."""
+    """Returns True if the tensors `views`, in order, are blocks of whole rows that together make up `tensor`."""
     row = max(1, tensor[0].numel()) if tensor.dim() else 0
     end = 0
     for view in views:
@@ -117,8 +118,9 @@ def _stacked(tensor: Tensor, views: list[Tensor]) -> bool:
 
 @contextmanager
 def _all_filled(module: nn.Module, held: dict[str, Tensor], init: Init, path: str) -> Iterator[None]:
-    """Fills the tensors `held` that the `with` block leaves uninitialised by torch's `reset_parameters`, with a seed
-    from (seed, path of the module). Raises RequestError for a tensor that nothing fills."""
+    """Context manager that completes the filling of a module: after the `with` block, it fills those of the tensors
+    `held` that are still uninitialised by calling torch's `reset_parameters`, seeded by (seed, path of the module).
+    Raises RequestError for a tensor that nothing fills."""
     with torch.no_grad():
         for tensor in held.values():
             if tensor.is_floating_point():

@@ -128,8 +128,8 @@ NAMES = {
 
 
 def _agree(number: str, said: Cost, found: Callable[[str], Number], model: nn.Module) -> None:
-    """Raises RequestError, about the innermost part that differs, unless the field `number` of the costs `said` equals
-    found(path), counted at each path of the built model."""
+    """Raises RequestError, about the innermost part that differs, if a config's costs deviate from the built model: the
+    field `number` of the costs `said` must equal found(path) at each path of the model."""
     if round(getattr(said, number)) == found(""):
         return
     site, path = "", ""

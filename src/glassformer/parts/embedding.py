@@ -178,7 +178,8 @@ class Embedding(nn.Module):
         return self.weight if self.patches is None else self.patches.first.weight
 
     def _own(self, table: Embedding | None) -> Embedding:
-        """Returns the embedding that holds the table: this one, or, if this one is tied, the embedding `table`."""
+        """Returns the embedding that holds the table of tokens: this one, or, if this one is tied, the embedding
+        `table`."""
         if not self.tied:
             return self
         if table is None:

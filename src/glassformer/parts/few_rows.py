@@ -79,8 +79,8 @@ def _calls(name: str) -> dict[int, Call]:
 
 
 def _right(bits: int, call: Call) -> bool:
-    """Returns True if the C++ function for matrices of `bits` bits agrees with the operator's Python definition on
-    a small random product, within rounding."""
+    """Returns True if the compiled C++ function for matrices of `bits` bits agrees with the operator's Python
+    definition on a small random product, within rounding."""
     draw = torch.Generator().manual_seed(bits)
     x = torch.randn(3, 2 * GROUP, generator=draw).bfloat16()
     if bits == 4:
@@ -164,7 +164,7 @@ def blocks(q: Tensor) -> Tensor:
 
 
 def codes(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the integers of a packed 4-bit matrix minus 8, which are in -8..7, as (o, i) in `dtype`."""
+    """Returns the integers, minus 8, of a packed 4-bit matrix, which are in -8..7, as (o, i) in `dtype`."""
     both = torch.stack((packed & 15, packed >> 4), 3).transpose(1, 2)
     return both.reshape(_rows(packed), -1).view(torch.int8).sub(8).to(dtype)
 

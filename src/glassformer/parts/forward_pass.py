@@ -89,7 +89,7 @@ class Pass:
 
     @property
     def age(self) -> Tensor:
-        """Number of tokens from the start of its document to each new token, (1, s) or (b, s)."""
+        """Number of earlier tokens in the document of each new token, (1, s) or (b, s)."""
 
         def make() -> Tensor:
             if self.documents is None:
@@ -177,7 +177,8 @@ LossOf = Callable[[Tensor, Tensor, str], Tensor]
 
 
 class Along(Protocol):
-    """Interface that divides the tokens of each sequence among several processes, from the first layer to the loss."""
+    """Interface of sequence parallelism: it divides the tokens of each sequence among several processes, from the first
+    layer to the loss."""
 
     def begin(self, x: Tensor, pass_: Pass, layers: int) -> tuple[Tensor, Pass, Sequence[Any]]:
         """Returns the work of this process: its tokens (b, s', d) of the tokens x (b, s, d), their pass, and a state

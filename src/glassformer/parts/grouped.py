@@ -110,8 +110,8 @@ def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     "glassformer::grouped_outer", mutates_args=(), schema="(Tensor grad, Tensor x, Tensor ends) -> Tensor"
 )
 def _outer(grad: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    """Returns the gradient (n, o, i) of the matrices of a grouped matmul, from `grad` (r, o), the gradient of its
-    result, and its input x (r, i)."""
+    """Returns the gradient (n, o, i) of the matrices of a grouped matmul, from the gradient of its result, `grad` (r,
+    o), and its input x (r, i); group j ends before row ends[j]."""
     made = grad.new_empty(len(ends), grad.shape[1], x.shape[1])
     for one, (first, last) in zip(made, pairwise([0, *ends.tolist()]), strict=True):
         torch.mm(grad[first:last].t(), x[first:last], out=one)

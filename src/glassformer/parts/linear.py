@@ -164,8 +164,8 @@ def linears(module: nn.Module) -> list[Linear]:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Weight matrix of one linear layer inside a parameter: rows first .. last-1, and the number of heads, None if
-    these rows are not divided into heads."""
+    """One linear layer's weight matrix inside a parameter: rows first .. last-1, and the number of heads, None if these
+    rows are not divided into heads."""
 
     parameter: nn.Parameter
     first: int

@@ -44,7 +44,8 @@ class Mup(Value):
         return dict.fromkeys(GROWING, self.ratio(d_model))
 
     def rule(self, init: InitConfig, ctx: BuildContext) -> Init:
-        """Returns the initialiser that `init` gives at the base width, scaled to the width of this model."""
+        """Returns an initialiser scaled to the width of this model, from the one that `init` gives at the base
+        width."""
         base, r = init.build(replace(ctx, d_model=self.base_width)), self.ratio(ctx.d_model)
 
         def std(role: Role, fan_in: float, fan_out: float) -> float:

@@ -82,7 +82,7 @@ LONGEST_ALONE = 1024
 
 
 def as_among_others(product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Returns product(x), for x (..., i), with the same bits for a single row as for that row in a batch. oneDNN adds
+    """Computes product(x), for x (..., i), so that a single row has the same bits as that row in a batch. oneDNN adds
     up a single row of more than `LONGEST_ALONE` elements of 16 bits in another order, so such a row is passed twice,
     which takes no longer."""
     half = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu"

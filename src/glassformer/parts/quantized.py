@@ -50,7 +50,7 @@ UNTRAINED = "packed weights cannot be trained; load the model without quantize"
 
 
 def no_bf16() -> RequestError:
-    """Returns the RequestError with which prepacked bf16 weights are refused on a device that cannot multiply them."""
+    """Returns the error that refuses prepacked bf16 weights on a device that cannot multiply them."""
     return RequestError(
         "quantize='bf16' is for CPUs on which torch has oneDNN's products in bf16; leave quantize out",
         code="unsupported", field="quantize", value="bf16",
@@ -344,7 +344,7 @@ def layout(device: str) -> Layout | None:
 
 
 def codes(packed: Tensor, inner: int, how: Layout, dtype: torch.dtype) -> Tensor:
-    """Returns the integers minus 8 of a 4-bit matrix that torch has packed in the layout `how`, as (i, o) in
+    """Returns the integers, minus 8, of a 4-bit matrix that torch has packed in the layout `how`, as (i, o) in
     `dtype`."""
     rows, halves = how
     both = packed.view(-1, inner, rows // 2).transpose(0, 1)

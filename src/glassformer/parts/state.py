@@ -39,13 +39,13 @@ class State(ABC):
         return 0
 
     def mark(self, length: int) -> None:
-        """Records that `length` tokens have been read, if other code than this state's methods wrote them."""
+        """Records that `length` tokens have been read, if other code than this state's methods stored them."""
         return
 
     @property
     def ring(self) -> tuple[Any, Any] | None:
-        """Keys and values of a cache with token i in slot i mod the number of slots; None for a state of another
-        kind."""
+        """Tuple (keys, values) of a cache whose token i is in slot i mod the number of slots; None for a state of
+        another kind."""
         return None
 
     @property

@@ -19,8 +19,7 @@ from glassformer.parts.core.running import thread
 
 @contextmanager
 def gathering() -> Iterator[list[Tensor]]:
-    """Context manager that yields a list to which `add` appends the auxiliary losses of this thread inside the
-    context."""
+    """Context manager that yields a list to which calls of `add` in this thread append auxiliary losses."""
     added: list[Tensor] = []
     thread.added.append(added)
     try:

@@ -124,15 +124,15 @@ class BuildContext:
         return made
 
     def offer(self, key: Hashable, value: Any) -> None:
-        """Announces, while the model is built, that this layer will share a value under `key` in each pass
-        (`Pass.share`). `value` describes it to later layers (`offered`); a later offer under the same key replaces an
-        earlier one."""
+        """Announces, while the model is built, that this layer will share a value, such as its keys and values, under
+        `key` in each pass (`Pass.share`). `value` describes it to later layers (`offered`); a later offer under the
+        same key replaces an earlier one."""
         self._asked.append(self._layer)
         self._offered[key] = value
 
     def offered(self, key: Hashable) -> Any:
-        """Returns the description that the nearest earlier layer has offered under `key` (`offer`). Raises RequestError
-        without such a layer."""
+        """Returns the description of a shared value that the nearest earlier layer has announced under `key` by
+        `offer`. Raises RequestError without such a layer."""
         self._asked.append(self._layer)
         if key not in self._offered:
             given = ", ".join(map(repr, self._offered)) or "nothing"
@@ -148,8 +148,8 @@ class BuildContext:
 
     @property
     def make_reparam(self) -> Callable[[int, tuple[int, ...]], Any] | None:
-        """Function of (in_features, outs) that builds the reparametrisation of a linear layer; None for plain
-        weights."""
+        """Function of (in_features, outs) that builds the reparametrisation of a linear layer (its effective matrix
+        computed from the trained one); None for plain weights."""
         config = self.reparam
         return None if config is None else lambda i, outs: config.build(self.within(width=i, outs=outs))
 

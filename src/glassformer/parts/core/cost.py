@@ -82,7 +82,7 @@ class Shape:
         return self.state_dtype or self.dtype
 
     def reading(self, dtype: torch.dtype) -> Shape:
-        """Returns this workload for a part whose input has the dtype `dtype`."""
+        """Returns a copy of this workload for a part whose input has another dtype, `dtype`."""
         return replace(self, input_dtype=dtype)
 
     def keeps(self, values: Number, dtype: torch.dtype | None = None) -> int:
@@ -264,7 +264,7 @@ def _total(times: Mapping[int, int], costs: Iterable[Cost], children: Mapping[st
 
 
 def _spans(names: list[str]) -> str:
-    """Returns sorted names as text with ranges: ["0", "1", "2", "5"] -> "0-2,5"."""
+    """Returns sorted names as text, numbers as ranges: ["0", "1", "2", "5"] -> "0-2,5"."""
     if not all(name.isdecimal() for name in names):
         return ",".join(names)
     runs: list[list[int]] = []

@@ -17,8 +17,8 @@ from glassformer.parts.grouped import Groups
 
 
 class Journey(Protocol):
-    """Exchange of the token rows of one pass between expert-parallel ranks ("owners"): sends this owner's r rows to the
-    owners of their experts, and receives r2 rows for the experts of this owner."""
+    """Exchange of the token rows of one pass between expert-parallel ranks ("owners"): it sends this owner's r rows to
+    the owners of their experts, and receives r2 rows for the experts of this owner."""
 
     def there(self, rows: Float[Tensor, "r d"]) -> tuple[Float[Tensor, "r2 d"], Groups]:
         """Sends this owner's rows, in the order of their experts, to the owners of these experts; returns the rows

@@ -130,7 +130,8 @@ def reads_gathered(mixer: nn.Module) -> bool:
 
 
 def says_how(part: nn.Module) -> bool:
-    """Returns True if the part's own class, not a base class, defines the method `divide`."""
+    """Returns True if the part's own class, not a base class, declares how tensor-parallel ranks divide it, by the
+    method `divide`."""
     return "divide" in vars(type(part))
 
 

@@ -41,7 +41,7 @@ class Eagerly:
         self.warned: set[str] = set()
 
     def first(self, what: str) -> bool:
-        """Returns True in the first call with this text `what`, so that each warning is given once."""
+        """Returns True only in the first call with this text `what`, so that each warning is given once."""
         new = what not in self.warned
         self.warned.add(what)
         return new
@@ -95,7 +95,7 @@ thread = _Thread()
 
 
 def put(now: Running) -> None:
-    """Sets the state of this thread, and of the backward passes that it starts."""
+    """Makes `now` the state of this thread, and of the backward passes that it starts."""
     if ordinary():
         thread.now = now
     if now.taps is None and not now.compiles and now.eagerly is None and now.reduce is None:

@@ -25,7 +25,7 @@ class Joint(Protocol):
 
 @runtime_checkable
 class Choosy(Protocol):
-    """Interface of an observer that wants only some heads, so that a part need not compute the values of other
+    """Interface of an observer that wants the values of only some heads, so that a part need not compute those of other
     heads."""
 
     def among(self, heads: int) -> tuple[Look, list[int]]:
@@ -95,8 +95,8 @@ class Site(nn.Module):
             look(x, first, total)
 
     def lookers(self, heads: int) -> Iterator[tuple[Look, list[int]]]:
-        """Yields (function, indices of the heads whose values it takes) for every observer of this site: all of the
-        `heads` heads, or those that a `Choosy` observer wants."""
+        """Yields (function, indices of heads) for every observer of this site: the function takes the values of these
+        heads, which are all of the `heads` heads, or those that a `Choosy` observer wants."""
         looks = self._tap.looks
         if self.joint is not None and looks:  # each owner has separate heads, which are shown together
             yield self.show, list(range(heads))

@@ -10,9 +10,10 @@ from glassformer.parts.core.base import WORDS, of_kind
 
 
 def set_value(tree: Any, steps: Sequence[str], value: str, path: str, also: Sequence[str] = ()) -> None:
-    """Sets the value at the path `steps` to the one that the text `value` represents, in place, in a config of dicts
-    and lists. Setting the `kind` of a part keeps the fields that the old and the new kind have. `path` is the user's
-    text, for messages; `also` are other valid first steps. Raises RequestError for a path that the tree lacks."""
+    """Sets a value in a config of nested dicts and lists, in place: the one at the path `steps`, to what the text
+    `value` represents. Setting the `kind` of a part keeps the fields that the old and the new kind have. `path` is
+    the user's text, for messages; `also` are other valid first steps. Raises RequestError for a path that the tree
+    lacks."""
     *way, last = steps
     known = also
     for step in way:

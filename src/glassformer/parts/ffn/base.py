@@ -91,12 +91,13 @@ class FFN(nn.Module):
 
     @property
     def spreads(self) -> bool:
-        """True if several processes may divide the tokens of a sequence among them, as they divide those of a batch."""
+        """True if several processes may each compute some tokens of a sequence, as they compute some sequences of a
+        batch."""
         return self.by_token
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this FFN, each by the name of the site that it computes, or else of its
-        parameter."""
+        """Returns {name: weight matrix} of this FFN; a name is that of the site with the matrix's result, or else of
+        its parameter."""
         return matrices_of(self)
 
 
@@ -152,8 +153,8 @@ class FFNConfig(PartConfig, axis="ffn"):
         return None
 
     def absorbing(self, new: FFNConfig, hidden: int | None) -> FFNConfig | None:
-        """Returns this config with its inner FFNs (experts) changed to the kind of `new`, for a model in which `new`
-        replaces the FFN; None for an FFN without inner ones, so that `new` replaces all of it."""
+        """Returns this config with its inner FFNs (its experts) changed to the kind of `new`, for a model whose FFN is
+        replaced by `new`; None for an FFN without inner ones, so that `new` replaces all of it."""
         return None
 
     def with_bias(self, bias: bool) -> Any:

@@ -26,8 +26,9 @@ from glassformer.parts.reparam import MakeReparam
 
 
 class ExpertChoice(FFN):
-    """Mixture in which every expert takes its c tokens of highest affinity, c = ceil(s k / e): all have equal load
-    without a balance loss, and a token has k experts on average, possibly none. Zhou et al. 2022, 2202.09368.
+    """Mixture of experts in which every expert takes its c tokens of highest affinity, c = ceil(s k / e): all have
+    equal load without a balance loss, and a token has k experts on average, possibly none. Zhou et al. 2022,
+    2202.09368.
 
         p = softmax(x W^T)    I_i = the c tokens of largest p_i    y_t = sum over the i with t in I_i of p_ti E_i(x_t)
 

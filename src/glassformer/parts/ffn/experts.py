@@ -44,9 +44,10 @@ class Router(Linear):
     x (b, s, d), W (e, d), p (b, s, e), w and I (b, s, k). Matmuls and p are at least in fp32, because rounding flips
     choices. An expert with p = 0 is chosen only if no other is left.
 
-    With `n_groups`, experts i of equal i // (e / n_groups) are a group (those on one machine), and only experts of the
-    `top_groups` groups count whose `group_best` largest p + c have the largest sum: DeepSeek-V2, 2405.04434, section
-    2.2.2 (group_best 1), V3, 2412.19437, section 2.1.2 (2).
+    With `n_groups`, the choice is limited to the experts of some groups; experts i of equal i // (e / n_groups) are a
+    group (those on one machine). The score of a group is the sum of its `group_best` largest p + c, and experts of
+    the `top_groups` groups of highest score may be chosen: DeepSeek-V2, 2405.04434, section 2.2.2 (group_best 1), V3,
+    2412.19437, section 2.1.2 (2).
 
     Load balancing, in training only; f_i is the share of assignments that expert i receives, P_i the mean of its p
     (over the sum of p), over the tokens of one pass, without padding:
@@ -122,8 +123,8 @@ class Router(Linear):
         return weights * self.scale, chosen
 
     def _in_groups(self, rank: Float[Tensor, "*b e"]) -> Float[Tensor, "*b e"]:
-        """Returns the values `rank` (p plus the selection bias), which decide the choice of experts, with -inf for
-        experts outside the `top_groups` best groups."""
+        """Returns the values `rank` (p plus the selection bias), which decide the choice of experts, with -inf in place
+        of those of experts outside the `top_groups` best groups."""
         of_group = rank.unflatten(-1, (self.n_groups, -1))
         best = of_group.topk(self.group_best, dim=-1).values.sum(-1).topk(self.top_groups, dim=-1).indices
         counts = torch.zeros_like(of_group[..., 0], dtype=torch.bool).scatter(-1, best, True)
@@ -462,7 +463,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
     @classmethod
     def replacing(cls, old: FFNConfig | None, **fields: Any) -> FFNConfig | None:
         """Returns a config of experts of the kind of `old`, with the given `fields`; None for an `old` of None. A token
-        keeps the number of its weights: each of its K experts has 1/K of the width. Raises RequestError for a kind of
+        uses as much weight as before: each of its K experts has 1/K of the width. Raises RequestError for a kind of
         FFN that experts cannot have."""
         if old is None:
             return None

@@ -75,8 +75,8 @@ def _serves(x: Tensor, activation: str | None, *products: Product) -> bool:
 
 
 def _show(x: Tensor, *products: Product) -> None:
-    """Shows the result of each layer, computed separately, to the observers of its site, because the fused pass does
-    not produce it."""
+    """Computes the result of each layer separately, if its site has observers, and shows it to them, because the fused
+    pass does not produce it."""
     if any(site.watched for _, site in products):
         for linear, site in products:
             site(linear(x))

@@ -25,7 +25,7 @@ pass."""
 
 
 def anew(key: Hashable, make: Callable[[], Any]) -> Any:
-    """Returns make(): the function `Once` for a call outside a pass, which keeps no results."""
+    """Returns make(), the function `Once` for an attention call outside a pass, for which nothing is kept."""
     return make()
 
 
@@ -48,7 +48,7 @@ class ScoreBias:
 
     @property
     def learned(self) -> bool:
-        """True if training changes one of the parameters (it requires a gradient)."""
+        """True if a parameter of the bias requires a gradient, so that training changes it."""
         return any(parameter.requires_grad for parameter in self.parameters)
 
     def __call__(self, score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class AttentionCall:
 
     @property
     def near(self) -> bool:
-        """True if all t keys are within the reach of the visibility, so that it hides none of them by distance."""
+        """True if visibility hides no key because of its distance: all t keys are within reach."""
         reach = self.visibility.reach
         return reach is None or reach >= self.k.shape[1]
 
@@ -289,7 +289,7 @@ class Kernel:
         return self.attend(call)
 
     def serves(self, call: AttentionCall) -> str | None:
-        """Returns None, or the reason why this kernel cannot compute the call."""
+        """Returns the reason why this kernel cannot compute the call; None if it can."""
         return self.refusal(call.facts)
 
     def refusal(self, facts: CallFacts) -> str | None:

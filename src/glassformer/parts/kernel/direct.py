@@ -53,8 +53,8 @@ class Direct(Kernel):
 
 
 def _near(call: AttentionCall) -> AttentionCall:
-    """Returns the call with only the keys in the intervals that its visibility needs (`Visibility.spans`), if these are
-    at most a quarter of all keys; otherwise the call itself."""
+    """Returns the call with fewer keys: only those in the intervals that its visibility needs (`Visibility.spans`), if
+    these are at most a quarter of all keys; otherwise the call itself."""
     s, t, width = call.q.shape[1], call.k.shape[1], call.visibility.width
     if width is None or call.index is not None or torch.compiler.is_compiling() or width > t // 4:
         return call
@@ -82,8 +82,8 @@ def _masked(scores: Tensor, call: AttentionCall, end: int) -> Tensor:
 
 
 def _filled(x: Tensor, end: int) -> Tensor:
-    """Returns the keys or values x (b, t, g, h) as (b, g, end, h), at least in fp32, with zeros at the slots t ..
-    end-1."""
+    """Returns the keys or values x (b, t, g, h) as (b, g, end, h), at least in fp32, padded with zeros in the slots t
+    .. end-1."""
     x = x.transpose(1, 2)
     if x.shape[2] == end:
         return wide(x).contiguous()
@@ -94,7 +94,7 @@ def _filled(x: Tensor, end: int) -> Tensor:
 
 
 def _hidden(scores: Tensor, end: int) -> Tensor:
-    """Returns the scores padded along the keys to `end` slots with -inf, because the further slots hold no key."""
+    """Returns the scores (b, n, s, t) padded with -inf to `end` keys, because the added slots hold no key."""
     return F.pad(scores, (0, end - scores.shape[-1]), value=float("-inf"))
 
 

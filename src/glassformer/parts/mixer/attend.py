@@ -120,7 +120,7 @@ class SoftmaxAttention(Mixer):
         return z
 
     def put_out(self, z: Tensor) -> Tensor:
-        """Returns the mixer's output (b, s, d): z (b, s, n, hv), after the edits of its site, times W_O."""
+        """Returns the mixer's output (b, s, d): z (b, s, n, hv), passed through its site, times W_O."""
         return self.out(self.output(self.z(z).flatten(-2)))
 
     @property
@@ -284,7 +284,7 @@ def attention_cost(ctx: BuildContext, shape: Shape, value_dim: int, keys: Number
 
 
 def keys_met(visibility: Visibility, shape: Shape) -> Number:
-    """Returns the mean number of keys per query whose FLOPs are counted, for the last s queries of t tokens
+    """Returns the mean number of keys per query for which FLOPs are counted, for the last s queries of t tokens
     (`shape`)."""
     s, t = shape.s, shape.t
     if shape.every_key:

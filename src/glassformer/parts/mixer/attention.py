@@ -156,7 +156,7 @@ class Attention(SoftmaxAttention):
         return DotProduct(self.q, self.k, self.scale, self.visibility, maps["q"], maps["k"])
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result."""
         gate = {} if self.gate_proj is None else {"gate": Matrix.of(self.gate_proj, heads=self.n_heads)}
         return {**self.projection.matrices(self), **gate, "out": Matrix.of(self.output)}
 
@@ -329,7 +329,8 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         return Cost(kept=own) + mask
 
     def _tensors(self) -> tuple[str, ...]:
-        """Returns the groups of q, k and v that are parts of one tensor, such as "qkv"; clipped ones are separate."""
+        """Returns the names of q, k and v grouped by the tensor that holds them, such as "qkv" for one tensor; clipped
+        ones are separate."""
         return ("q", "k", "v") if self.clip is not None else self.projection.tensors
 
     def _state(self, ctx: BuildContext, shape: Shape) -> Cost:

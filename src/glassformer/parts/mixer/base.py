@@ -45,12 +45,12 @@ class DotProduct:
 
 @dataclass(frozen=True)
 class EffectiveMaps:
-    """Effective attention of a mixer without a softmax: maps (s, t) with the weight of the vector at the site `source`
-    of token j in the vector at the site `result` of token t.
+    """Effective attention of a mixer without a softmax: maps (s, t) with the weight that the vector of token j at the
+    site `source` has in the vector of token t at the site `result`.
 
     result = maps @ source + direct * source. `site` is `effective_attention` (b,n,s,t), computed only for observers
-    (`show_maps`); weights may be negative, and rows need not sum to one. The `count` maps are one for each head, with
-    source (b,s,n,h), or for each channel, with source (b,s,n)."""
+    (`show_maps`); weights may be negative, and rows need not sum to one. There is one map for each of `count` heads,
+    with source (b,s,n,h), or of `count` channels, with source (b,s,n)."""
 
     site: Site
     of: Literal["head", "channel"]
@@ -62,9 +62,9 @@ class EffectiveMaps:
 
 
 def show_maps(site: Site, count: int, s: int, blocks: Callable[[list[int]], Iterator[tuple[int, Tensor]]]) -> None:
-    """Shows the effective attention of a mixer to every observer of `site`, for s queries: of its `count` heads only
-    those that the observer wants. `blocks(heads)` yields (first query, weights (b, heads, r, t) of the r queries from
-    there) in turn. Raises RequestError if the site is edited."""
+    """Shows the effective attention of a mixer to the observers of its site `site`, for s queries, and each observer
+    only the heads that it wants of the `count`. `blocks(heads)` yields (first query, weights (b, heads, r, t) of the
+    r queries from the first on) in turn. Raises RequestError if the site is edited."""
     if site.edited:
         raise RequestError(
             "mixer.effective_attention is computed only for observers; edit the values that it depends on instead",
@@ -126,7 +126,8 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the name of the site that each makes, such as `q` or `out`."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result, such as `q`
+        or `out`."""
 
     # Optional properties: None means that the mixer lacks what tools show or do with it.
 
@@ -148,12 +149,14 @@ class Mixer(nn.Module, ABC):
 
     @property
     def dot_product(self) -> DotProduct | None:
-        """Softmax logits of this mixer, which QK-clip bounds; None for a mixer without logits."""
+        """Place of the softmax logits (q k^T) of this mixer, which QK-clip bounds; None for a mixer without softmax
+        logits."""
         return None
 
     @property
     def effective_maps(self) -> EffectiveMaps | None:
-        """Effective attention of this mixer, at its site `effective_attention`; None for a mixer without that site."""
+        """Effective attention of this mixer: maps of the weight of each token in each output, for a mixer without
+        softmax that has the site `effective_attention`; None for a mixer without this site."""
         return None
 
     @property

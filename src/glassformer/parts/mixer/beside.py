@@ -21,8 +21,8 @@ from glassformer.parts.state import State, added_up
 
 
 class States(State):
-    """Decode states of parallel mixers by the number of the mixer; mixers without a state are left out. Tensors are
-    named "number.name"."""
+    """Decode state of parallel mixers: the states of the mixers by number; mixers without a state are left out. Tensors
+    are named "number.name"."""
 
     def __init__(self, states: Mapping[int, State]):
         self.states = dict(states)
@@ -134,7 +134,7 @@ class Beside(Mixer):
         return all(mixer.separates_documents for mixer in self._all())
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of all parallel mixers, each name preceded by the number of its mixer."""
+        """Returns {name: weight matrix} of all parallel mixers; each name starts with the number of its mixer."""
         return {
             f"mixers.{i}.{name}": matrix
             for i, mixer in enumerate(self._all())

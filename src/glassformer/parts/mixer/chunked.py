@@ -155,8 +155,8 @@ def two_sided_linear_attention(
 
 @dataclass(frozen=True)
 class Factors:
-    """Decay factors within each chunk: how much remains of a token or state at a later token; axes have size one if all
-    entries are equal.
+    """Decay factors within each chunk, the share of a token or state that is left at a later token; axes have size one
+    if all entries are equal.
 
     inner (c, b, g, r, l, l)      of token j at token t, 0 if j is invisible to t
     since (c, b, g, l, r, 1)      of the state before the chunk at token t
@@ -225,7 +225,7 @@ def _blocks(v: Tensor, length: int) -> list[slice]:
 
 
 def _part(x: Tensor | None, at: slice) -> Tensor | None:
-    """Returns the entries of x, decays or marks of first tokens, for the tokens `at`; x itself if it has no axis of
+    """Returns the part of x (decays, or marks of first tokens) for the tokens `at`; x itself if it has no axis of
     tokens; None for None."""
     return x if x is None or x.dim() == 1 else x[:, at]
 

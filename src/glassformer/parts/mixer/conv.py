@@ -58,7 +58,7 @@ class Conv(Mixer):
         return self.width
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result."""
         return {"z": Matrix.of(self.proj, 0), "gate": Matrix.of(self.proj, 1)}
 
     def init_state(

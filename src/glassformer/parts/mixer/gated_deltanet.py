@@ -131,7 +131,7 @@ class GatedDeltaNet(Recurrence):
         return EffectiveMaps(self.effective_attention, "head", self.n_v_heads, self.v, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result."""
         g, n = self.n_heads, self.n_v_heads
         made = zip(("q", "k", "v", "gate", "beta", "decay"), (g, g, n, n, None, None), strict=True)
         ins = {name: Matrix.of(self.in_proj, i, heads) for i, (name, heads) in enumerate(made)}

@@ -50,7 +50,8 @@ Outputs = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Theirs:
-    """Function of a library with the arguments of an operation of this package, and what is known about it."""
+    """Function of an installed library that computes an operation of this package, with facts about it; it takes the
+    operation's arguments."""
 
     package: str
     """Name of the installed distribution (package) that contains the function."""
@@ -138,21 +139,22 @@ tokens."""
 
 
 def _borders(x: Tensor) -> Tensor:
-    """Returns x, random marks of first tokens (rows, tokens), changed in place so that the first row starts a sequence
-    at its first token, and the second row does not and uses its initial state."""
+    """Changes random marks of first tokens x (rows, tokens) in place, and returns them: the first row then starts a
+    sequence at its first token, and the second row does not, so that it uses its initial state."""
     x[:, 0] = torch.arange(len(x)) == 0
     return x
 
 
 def _sizes(key: str, x: Tensor) -> tuple[int, ...]:
-    """Returns the sizes of the argument `key` that do not depend on the number of rows and tokens."""
+    """Returns the sizes of an operation's argument `key` that do not depend on the number of rows and tokens."""
     if _of_model(key, x):
         return tuple(x.shape)
     return tuple(x.shape[1 if key in STATES else 2 :])
 
 
 def _of_model(key: str, x: Tensor) -> bool:
-    """Returns True if the argument `key` has neither rows nor tokens, because it belongs to the model."""
+    """Returns True if the argument `key` of an operation has neither rows nor tokens, because it is a weight of the
+    model."""
     return key == "a" or x.dim() == 1
 
 

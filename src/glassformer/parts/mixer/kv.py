@@ -223,8 +223,8 @@ class WindowState(KVState, BoundedState):
         return torch.where(held < 0, nothing, held)
 
     def _apart(self, last: Tensor) -> Tensor:
-        """Returns the indices of every stride-th token back from token `last` (..., 1), newest first; `last` + 1, a
-        future token, in place of indices below 0."""
+        """Returns the token indices of the keys for a query with a stride: every stride-th token back from token `last`
+        (..., 1), newest first; `last` + 1, a future token, in place of indices below 0."""
         held = last - torch.arange(0, self.slots - self.rewind, self.stride, device=last.device)
         return torch.where(held < 0, last + 1, held)
 

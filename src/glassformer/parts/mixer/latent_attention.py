@@ -196,8 +196,8 @@ class LatentAttention(SoftmaxAttention):
             self.k(k), self.v(v)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make; `rope` makes the shared
-        keys; `q_latent`, the latent of queries, exists if q_rank > 0."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result. `rope`
+        makes the shared keys; `q_latent`, the latent of queries, exists if q_rank > 0."""
         n, down = self.n_heads, {"latent": Matrix.of(self.kv_down), "rope": Matrix.of(self.kv_down, 1)}
         if self.shape.q_rank:
             down["q_latent"] = Matrix.of(self.q_down)

@@ -56,8 +56,8 @@ def positive(x: Tensor) -> Tensor:
 
 
 def weighted(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns (means (..., V), weights (..., 1)) of `sums` (..., V + 1): the last column is the sum of the weights, the
-    others are weighted sums of values."""
+    """Divides sums of values by the sum of their weights. Returns (means (..., V), weights (..., 1)) of `sums` (..., V
+    + 1), whose last column is the sum of the weights."""
     weights = sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)
     return (sums[..., :-1] / weights).to(dtype), weights
 

@@ -88,9 +88,10 @@ class Linformer(Mixer):
         return self.out(self.output(z.flatten(-2)))
 
     def places(self, rows: Tensor, pass_: Pass) -> tuple[Tensor, Tensor | None]:
-        """Returns (weights, mask) of the tokens from E or F, `rows` (1 or n, length, m): each token's row, (s, m), or
-        by head (n, s, m), and None. With c documents there are m separate columns for each document: weights (b, n or
-        1, s, c m), and mask (b, 1, s, c m), True where a token attends to a column."""
+        """Returns (weights, mask) that sum the tokens of a pass to m keys or values, from E or F, `rows` (1 or n,
+        length, m): without documents each token's row, (s, m), or by head (n, s, m), and None. With c documents
+        there are m separate columns for each document: weights (b, n or 1, s, c m), and mask (b, 1, s, c m), True
+        where a token attends to a column."""
         s, (_, length, m) = pass_.tokens, rows.shape
         if pass_.begins is None:
             self.check(s, length)
@@ -131,7 +132,7 @@ class Linformer(Mixer):
         return EffectiveMaps(self.effective_attention, "head", self.n_heads, self.v, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result."""
         maps = {name: Matrix.of(self.qkv, part, self.n_heads) for part, name in enumerate("qkv")}
         return {**maps, "out": Matrix.of(self.output)}
 

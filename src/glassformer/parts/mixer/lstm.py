@@ -168,8 +168,8 @@ class GatedRNN(Recurrence):
         return self.out(self.out_proj(self.z(h).to(x.dtype)))
 
     def _observed(self) -> bool:
-        """Returns True if a site whose values are made only while observed is observed. Raises RequestError if such a
-        site is edited."""
+        """Returns True if an observer watches a site whose values are computed only for observers. Raises RequestError
+        if such a site is edited."""
         extra = {name: getattr(self, name) for name in (*self.made, "effective_attention")}
         for name, site in extra.items():
             if site.edited:
@@ -261,7 +261,7 @@ class LSTM(GatedRNN):
 
 
 def row(values: int) -> int:
-    """Returns the number of fp32 values that a row of `values` values takes in oneDNN's workspace: rounded up to a
+    """Returns the number of fp32 values that oneDNN's workspace takes for a row of `values` values: rounded up to a
     multiple of 16 that is not one of 256."""
     whole = -(-values // 16) * 16
     return whole if whole % 256 else whole + 16

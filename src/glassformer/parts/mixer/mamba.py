@@ -206,8 +206,8 @@ class Mamba(Mixer):
     causal, reach, heads, separates_documents = True, None, None, True
 
     def _looked_at(self) -> bool:
-        """Returns True if a site whose values are computed only for observers is observed. Raises RequestError if such
-        a site is edited."""
+        """Returns True if an observer watches a site whose values are computed only for observers. Raises RequestError
+        if such a site is edited."""
         for name in ("state", "effective_attention"):
             if getattr(self, name).edited:
                 raise RequestError(
@@ -234,8 +234,8 @@ class Mamba(Mixer):
         return EffectiveMaps(self.effective_attention, "channel", self.d_inner, self.u, self.z, self.D)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make; `rank` makes the input of
-        dt_proj."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result. `rank`
+        makes the input of dt_proj."""
         ins = {name: Matrix.of(self.in_proj, i) for i, name in enumerate(("u", "gate"))}
         chosen = {name: Matrix.of(self.x_proj, i) for i, name in enumerate(("rank", "B", "C"))}
         return {**ins, **chosen, "dt": Matrix.of(self.dt_proj), "out": Matrix.of(self.out_proj)}

@@ -135,7 +135,7 @@ class Mamba2(Recurrence):
         return EffectiveMaps(self.effective_attention, "head", self.n_heads, self.u, self.z, self.D)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result."""
         ins = {name: Matrix.of(self.in_proj, i) for i, name in enumerate(("gate", "u", "B", "C", "dt"))}
         return {**ins, "out": Matrix.of(self.out_proj)}
 

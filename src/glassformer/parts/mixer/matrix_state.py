@@ -100,9 +100,9 @@ class MatrixMixer(Mixer):
         pass_: Pass,
         of: Callable[[int, Tensor, list[int]], Tensor] = lambda first, block, heads: block,
     ) -> None:
-        """Shows the effective attention of this mixer (the weights of the v_j in z_t) to the observers of that site.
-        `of`, called with (first query, block (b, n, r, s), heads), converts a block of weights in y, the recurrence's
-        output, to weights in z."""
+        """Shows the effective attention of this mixer (the weights of the v_j in z_t) to the observers of its site
+        `effective_attention`. `of`, called with (first query, block (b, n, r, s), heads), converts a block of
+        weights in y, the recurrence's output, to weights in z."""
         s = q.shape[1]
         age = None if pass_.documents is None else pass_.age.clamp(max=torch.arange(s, device=q.device))
 
@@ -126,7 +126,7 @@ class MatrixMixer(Mixer):
         return EffectiveMaps(self.effective_attention, "head", self.n_heads, self.v, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result."""
         maps = {name: Matrix.of(self.qkv, part, self.n_heads) for part, name in enumerate("qkv")}
         return {**maps, "out": Matrix.of(self.output)}
 

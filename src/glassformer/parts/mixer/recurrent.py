@@ -89,9 +89,9 @@ class RecurrentState(BoundedState):
         return tail
 
     def pieces(self, tokens: int) -> list[int]:
-        """Returns the sizes, in tokens, of the pieces that a call of `tokens` tokens is divided into: the last tokens,
-        which `truncate` may take back, are read one by one, because the state after each is kept; all earlier tokens at
-        once."""
+        """Returns the sizes, in tokens, of the slices in which a call of `tokens` tokens is read: the last tokens,
+        which `truncate` may take back, are read one by one, because the state after each is kept; all earlier tokens
+        at once."""
         alone = min(tokens, self.rewind)
         return [size for size in (tokens - alone, *[1] * alone) if size]
 
@@ -135,8 +135,9 @@ def in_pieces(
     pass_: Pass,
     state: RecurrentState | None,
 ) -> Tensor:
-    """Returns the outputs (b, s, ...) of all tokens. run(at, kept) returns the outputs of the tokens `at` and the state
-    after them, from the state `kept`; with a decode state it is called for each of the state's `pieces`."""
+    """Runs a recurrence over the tokens of a pass and returns the outputs (b, s, ...). run(at, kept) returns the
+    outputs of the tokens `at` and the state after them, from the state `kept`; with a decode state it is called for
+    each of the state's `pieces`."""
     if state is None:
         return run(slice(0, pass_.tokens), kept)[0]
     ys, end = [], 0

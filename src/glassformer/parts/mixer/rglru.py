@@ -144,7 +144,7 @@ class RGLRU(Recurrence):
         return EffectiveMaps(self.effective_attention, "channel", self.channels, self.u, self.z)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result."""
         ins = {name: Matrix.of(self.in_proj, part) for part, name in enumerate(("u", "gate"))}
         return {**ins, "out": Matrix.of(self.out_proj)}
 

@@ -139,7 +139,7 @@ class S4(Recurrence):
         return EffectiveMaps(self.effective_attention, "channel", len(self.D), self.u, self.z, self.D)
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result."""
         return {"value": Matrix.of(self.out_proj, 0), "gate": Matrix.of(self.out_proj, 1)}
 
     def init_state(

@@ -81,7 +81,7 @@ class SharedAttention(SoftmaxAttention):
         return self.put_out(self.attend(self.call(self.q(q), self.k(k), self.v(v), k_idx, pass_)))
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result."""
         return {"q": Matrix.of(self.q_proj, 0, self.n_heads), "out": Matrix.of(self.output)}
 
     def init_state(self, batch: int, max_len: int, dtype: torch.dtype, device: Any = None, rewind: int = 0) -> None:
@@ -89,8 +89,8 @@ class SharedAttention(SoftmaxAttention):
 
 
 def refuse_in_taker(field: str, value: Any) -> None:
-    """Raises RequestError if the field `field` of an attention has a value other than None or False, which the
-    attention would lose as a KV reuser."""
+    """Raises RequestError if an attention that is to reuse another layer's keys and values (KV reuser) would lose its
+    field `field`: it has a value other than None or False."""
     if value:
         raise RequestError(
             f"mixer.{field}={value}: a layer that takes the keys and values of another cannot set it; leave it out",

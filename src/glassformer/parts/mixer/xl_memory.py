@@ -125,8 +125,8 @@ class XLMemory(SoftmaxAttention):
         return ScoreBias(add, True, "xl_memory", (table,))
 
     def matrices(self) -> dict[str, Matrix]:
-        """Returns the weight matrices of this mixer by the names of the sites that they make; `distance` (W_R) makes
-        the keys of distances."""
+        """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result. `distance`
+        (W_R) makes the keys of distances."""
         n = self.n_heads
         maps = {"k": Matrix.of(self.kv_proj, 0, n), "v": Matrix.of(self.kv_proj, 1, n)}
         distance = Matrix.of(self.distance, 0, n)

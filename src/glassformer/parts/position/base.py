@@ -101,5 +101,5 @@ class AttentionPositionConfig(PositionConfig):
 
     @property
     def longest(self) -> int | None:
-        """Number of tokens that scaled rotary frequencies are intended for; None without a scaling."""
+        """Number of tokens for which scaled rotary frequencies are intended; None without a scaling."""
         return None

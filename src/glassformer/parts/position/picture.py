@@ -27,8 +27,8 @@ class Plot:
 
 
 def some(length: int) -> Int[Tensor, " c"]:
-    """Returns the positions to plot of a text of `length` tokens: 0 .. length - 1, or, if these are many, integers from
-    1 at equal ratios."""
+    """Returns the positions at which an encoding is plotted for a text of `length` tokens: 0 .. length - 1, or, if
+    these are many, integers from 1 at equal ratios."""
     if length <= MOST_POINTS:
         return torch.arange(length)
     spaced = torch.logspace(0, math.log2(length - 1), MOST_POINTS, base=2.0, dtype=torch.float64)
@@ -36,5 +36,6 @@ def some(length: int) -> Int[Tensor, " c"]:
 
 
 def by_distance(products: Float[Tensor, "c c"]) -> Float[Tensor, " c"]:
-    """Returns the mean of each diagonal of a square matrix: entry k is the mean over all pairs that are k apart."""
+    """Returns the mean of a square matrix by distance, that is, along each diagonal: entry k is the mean over all pairs
+    that are k apart."""
     return torch.stack([products.diagonal(k).mean() for k in range(len(products))])

@@ -122,8 +122,8 @@ class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
     scaling: RotaryScalingConfig | None = None
 
     def stretched(self, choice: type[PartConfig], context: int, **fields: Any) -> RotaryConfig:
-        """Returns this config with another scaling, `choice` with these fields, which keeps the old scaling's number of
-        trained tokens."""
+        """Returns this config with another frequency scaling of the class `choice`, with these fields; the number of
+        trained tokens stays that of the old scaling."""
         old = self.scaling
         own = None if old is None else old.original_context
         return self.replace(scaling=choice.replacing(old, original_context=own or context, **fields))

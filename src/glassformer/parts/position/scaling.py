@@ -23,8 +23,8 @@ Divisor = Annotated[float, BeforeValidator(refuse_truth), Field(ge=1e-3, le=1e38
 
 
 def _growth(word: str, text: str) -> Mapping[str, float]:
-    """Returns the fields of a scaling from the text of a short name: the growth factor of the context. Raises
-    RequestError below 1."""
+    """Parses the text of a short name such as `+yarn:4`, the growth factor of the context, to the fields of a scaling.
+    Raises RequestError below 1."""
     factor = number(word, text)
     if not 1 <= factor <= MAX_FACTOR:
         raise RequestError(

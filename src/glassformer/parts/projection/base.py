@@ -55,10 +55,10 @@ class Projection(ABC):
 
     @abstractmethod
     def matrices(self, maps: Any) -> dict[str, Matrix]:
-        """Returns the weight matrices of q, k and v, divided into heads, of the layers in `maps`."""
+        """Returns {"q", "k", "v": weight matrix} of the linear layers in `maps`, divided into heads."""
 
     def maps(self, d_model: int, bias: bool = False, reparam: MakeReparam | None = None) -> dict[str, nn.Module]:
-        """Returns the linear layers of this projection by name, for the mixer to own."""
+        """Builds the linear layers of this projection; returns {name: layer}, for the mixer to own."""
         return {
             name: Linear(in_features, outs, bias, roles, reparam, shards)
             for name, (in_features, outs, roles, shards) in self.shapes(d_model).items()

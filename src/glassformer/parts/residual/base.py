@@ -35,7 +35,8 @@ class Residual(nn.Module):
         self.resid_mid = Site()
 
     def share(self, branch: Tensor) -> Tensor:
-        """Returns the result of a branch as it is added to the stream: multiplied by the scale, with dropout."""
+        """Returns the result of a branch in the form that is added to the stream: multiplied by the scale, with
+        dropout."""
         branch = branch if self.scale == 1.0 else branch * self.scale
         return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
@@ -43,8 +44,8 @@ class Residual(nn.Module):
         raise NotImplementedError
 
     def of_rows(self, x: Tensor, mixer: Branch, ffn: Branch | None, rows: Tensor) -> Tensor:
-        """Returns x' (1, n, d), the stream after the block, of only the tokens with indices `rows` (n,) among the b s
-        of x."""
+        """Computes the block for only some tokens: returns the stream after it, x' (1, n, d), of the tokens with
+        indices `rows` (n,) among the b s of x."""
         return only(self(x, mixer, ffn), rows)
 
 
@@ -56,8 +57,8 @@ class Sequential(Residual):
         return x if ffn is None else self.feed(x, ffn)
 
     def of_rows(self, x: Tensor, mixer: Branch, ffn: Branch | None, rows: Tensor) -> Tensor:
-        """Returns x' (1, n, d) of only the tokens with indices `rows` (n,) among the b s of x; the FFN processes no
-        other tokens."""
+        """Computes the block for only some tokens: returns the stream after it, x' (1, n, d), of those with indices
+        `rows` (n,) among the b s of x; the FFN processes no other tokens."""
         x = only(self.mix(x, mixer), rows)
         return x if ffn is None else self.feed(x, ffn)
 
@@ -71,7 +72,7 @@ class Sequential(Residual):
 
 
 def only(x: Tensor, rows: Tensor) -> Tensor:
-    """Returns the tokens of x (b, s, d) whose indices among the b s are `rows` (n,): (1, n, d)."""
+    """Returns some tokens of x (b, s, d): those with indices `rows` (n,) among the b s, as (1, n, d)."""
     return x.flatten(0, 1).index_select(0, rows)[None]
 
 

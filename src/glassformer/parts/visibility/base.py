@@ -98,8 +98,8 @@ class Visibility:
         raise NotImplementedError
 
     def cuts(self, t: int) -> tuple[int, ...]:
-        """Returns the indices of queries, of t tokens, before which a block should end, because these queries attend to
-        more keys than their neighbours."""
+        """Returns indices of queries, of t tokens, at which a kernel's block of queries should end, because the queries
+        from there attend to more keys than their neighbours."""
         return ()
 
     def visible(self, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
@@ -112,8 +112,8 @@ class Visibility:
         return [(begin, last if self.causal else t)]
 
     def sure(self, first: int, last: int, t: int) -> int:
-        """Returns how many of the first keys of `spans(first, last, t)` are visible to all of the queries first ..
-        last-1."""
+        """Returns the number of keys, of the first of `spans(first, last, t)`, that are visible to all of the queries
+        first .. last-1."""
         return 0
 
     def alike(self, first: int, last: int, t: int) -> Hashable | None:
@@ -241,8 +241,8 @@ class SameDocument(Visibility):
         return joined(found)
 
     def _reached(self, first: int, last: int) -> Spans:
-        """Returns the intervals of the documents that slots first .. last-1 are in, over all rows; one interval around
-        all of them if visibility does not depend on places."""
+        """Returns the intervals [start, end) of the documents to which slots first .. last-1 belong, over all rows; one
+        interval around all of them if visibility does not depend on places."""
         if self.inner.absolute:
             return sorted({run for runs in self.borders.runs for run in runs if run[0] < last and first < run[1]})
         low, high = self.borders.extent

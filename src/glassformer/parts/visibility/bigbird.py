@@ -102,7 +102,7 @@ class BigBird(Visibility):
         return (begin, last - first) if (last - 1) // self.block == i else None
 
     def row(self, i: int, t: int) -> set[int]:
-        """Returns the set of indices of the blocks that block i attends to in a text of t tokens."""
+        """Returns the indices of the blocks that block i attends to in a text of t tokens, as a set."""
         m = (t + self.block - 1) // self.block
         if not self.causal and (i in (0, m - 1) or m <= self.few):
             return set(range(m))
