@@ -107,8 +107,8 @@ SAMPLED = {
     "tests/training/test_spoilt.py": 4,
     "tests/training/test_watch.py": 4,
 }
-"""Beginning of a test's name -> parts, a divisor of `PHASES`, into which its cases are divided; the longest beginning
-that fits counts."""
+"""Prefix of a test's name -> parts, a divisor of `PHASES`, into which its cases are divided; the longest prefix that
+fits counts."""
 DECKS: tuple[tuple[str, ...], ...] = (
     (
         "tests/planning/test_plan.py::test_plan_command_prints_the_functions_values",
@@ -154,5 +154,5 @@ def left_out(items: Sequence[pytest.Item], now: int) -> list[pytest.Item]:
 
 
 def quickly(values: Iterable[Any], which: Callable[[int, Any], bool]) -> list[Any]:
-    """All values for `parametrize`; those of which `which(i, value)` is false are slow."""
+    """Returns all values for `parametrize`, marked as slow if `which(i, value)` is false."""
     return [value if which(i, value) else pytest.param(value, marks=pytest.mark.slow) for i, value in enumerate(values)]
