@@ -382,8 +382,8 @@ RULES = (_scores, _softmax, _weighted, _product, _norm, _rotation, _activation, 
 
 
 def lookup(tokens: Tensor, table: Tensor, x: Tensor) -> Arithmetic | None:
-    """Returns the arithmetic of the embedding x (s, d), the rows of the table (v, d) for the tokens (s,); None if x is
-    made otherwise."""
+    """Returns the arithmetic of the embedding x (s, d) as a lookup of the tokens' rows (s,) in the table (v, d); None
+    if x is made otherwise."""
     rows = table[tokens].float()
     if not close(rows, x):
         return None
@@ -466,7 +466,8 @@ def probabilities(logits: Tensor, columns: Tensor) -> Arithmetic:
 
 
 def sizes_of(layers: Sequence[Tensor]) -> tuple[Tensor, Arithmetic]:
-    """Returns the size (s, l) of each token of the stream (s, d) after each of l layers, and its arithmetic."""
+    """Returns (sizes, their arithmetic): sizes (s, l), the root mean square of each token's residual stream (s, d)
+    after each of l layers."""
 
     def cell(head: int, row: int, column: int) -> str:
         squares = layers[column][row].square()

@@ -179,8 +179,8 @@ def walk_part(part: nn.Module, x: Tensor, **arguments: Any) -> list[WalkStep]:
 
 
 def twin(model: Any, layer: int) -> Any:
-    """Returns a model of the same tensors whose embedding and layer `layer` are separate modules, so that hooks on them
-    are seen by no other caller. It reads and returns the shapes of `model`.
+    """Returns a model with the same tensors, in which the embedding and layer `layer` are separate modules, so that no
+    other caller triggers hooks on these. It reads and returns the shapes of `model`.
 
     Raises IndexError for a layer out of range."""
     tensors = {id(one): one for one in [*model.parameters(), *model.buffers()]}
@@ -194,7 +194,7 @@ def twin(model: Any, layer: int) -> Any:
 
 
 def plain_modules(model: Any, layer: int) -> Iterator[tuple[str, nn.Module]]:
-    """Yields (place, module) of the outermost modules without sites of the embedding and of a layer, in the order of
+    """Yields (path, module) for the outermost modules without sites in the embedding and in a layer, in the order of
     their definition, except linear layers, whose results are sites. Raises IndexError for a layer out of range."""
 
     def within_(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
@@ -240,7 +240,8 @@ def _with_arithmetic(steps: list[RecordedStep], parts: Mapping[str, Any]) -> Ite
 
 
 def _ending(model: Any, stream: dict[str, Tensor], final: Tensor) -> Iterator[WalkStep]:
-    """Yields the size of the stream after every layer, the final norm, logits and probabilities."""
+    """Yields the last steps of a pass: the root mean square of the stream after every layer, the final norm, logits and
+    probabilities."""
     layers = list(stream.values())
     if len(layers) > 1:
         yield WalkStep("layers", "layers", "sl", *sizes_of(layers))
