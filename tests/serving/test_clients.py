@@ -304,7 +304,8 @@ def test_guidellm(brief_live: str, tmp_path: Path) -> None:
          "--override", "profile.streams", ",".join(map(str, STREAMS)),
          "--constraint", "kind=max_requests,count=32", "--data", f"kind=json_file,path={tmp_path / 'rows.jsonl'}",
          "--output", f"kind=json,path={report}", "--disable-console"],
-        check=True, timeout=600, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        check=True, timeout=600,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "GUIDELLM__MAX_WORKER_PROCESSES": "1"},  # of ten that each load torch
     )  # fmt: skip
     found = json.loads(report.read_text())["benchmarks"]
     assert len(found) == len(STREAMS)
