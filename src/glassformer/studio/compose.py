@@ -147,6 +147,8 @@ def _change(before: float, after: float, words: Any) -> dict[str, Any]:
     """Returns `after` (the new value as text), `share` (its change in per cent, or as a multiple from 10 on, "" without
     a change), and `grows`."""
     share = f"{(after - before) / before:+.1%}".replace("-", "−") if before and after != before else ""
+    if share[1:] == "0.0%":
+        share = f"{share[0]}<0.1%"
     if before and after >= 10 * before:
         share = f"× {after / before:,.0f}"
     return {"after": words(after), "share": share, "grows": after > before}

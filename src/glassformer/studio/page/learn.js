@@ -16,7 +16,7 @@ export async function learn(main, query) {
   const chosen = chapter("model", async () => ({ chapter: "model", model: model.value, text: text.value, layer: Number(layer.value), head: Number(head.value) }), (found) => [
     h("p", {}, t("is-model", { ...found, model: label(), layer: layer.value })),
     found.trained ? null : h("p", { class: "note" }, t("untrained", { model: label() })),
-    found.about.what ? h("p", { class: "quiet" }, found.about.what, found.about.formula ? [" ", h("code", {}, found.about.formula)] : null) : null]);
+    found.about.what ? h("p", { class: "quiet", lang: "en" }, found.about.what, found.about.formula ? [" ", h("code", {}, found.about.formula)] : null) : null]);
 
   function number(name) {
     return h("input", { type: "number", id: `walk-${name}`, min: "0", max: "10000", value: query.get(name) ?? "0" });
@@ -42,6 +42,7 @@ export async function learn(main, query) {
           j === i ? one.setAttribute("aria-current", "step") : one.removeAttribute("aria-current");
           one.setAttribute("tabindex", j === i ? "0" : "-1");
         });
+        requestAnimationFrame(() => detail.previousSibling.scrollTo({ left: buttons[i].offsetLeft - 12 })); // one line on a phone
         if (keep) remember({ step: `${name}.${i}` });
         const move = (label, to) => h("button", { type: "button", disabled: !steps[to], onclick: () => { go(to); detail.querySelector("h3").focus(); } }, t(label));
         detail.replaceChildren(...view(steps[i]), h("p", { class: "moves" }, move("before", i - 1), " ", move("after", i + 1)));

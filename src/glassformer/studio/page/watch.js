@@ -53,7 +53,7 @@ export function watch(about) {
     const all = [...words, ...written.map((one) => one.word)];
     strip.replaceChildren(...all.map((word, i) => {
       const at = i - words.length, level = Math.ceil(6 * (weights.get(i) ?? 0) - 0.2);
-      const name = `token${level > 0 ? ` above${level}` : ""}${at === shown ? " chosen" : ""}`;
+      const name = `token${level > 0 ? ` above${level}` : ""}${at >= 0 && at === shown ? " chosen" : ""}`;
       if (at < 0) return h("span", { class: name }, word);
       return h("span", {
         class: name, role: "button", "aria-label": word.trim() ? null : `${t("token")} ${i + 1}`, tabindex: at === shown ? "0" : "-1", "aria-pressed": String(at === shown), onclick: () => choose(at),
