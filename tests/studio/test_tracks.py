@@ -8,6 +8,8 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,8 @@ from pydantic import ValidationError
 
 import glassformer as gf
 from glassformer import machine
+from glassformer.agents import comparisons as comparisons_
+from glassformer.errors import WorkError
 from glassformer.figures.terminal import clock
 from glassformer.laboratory.experiments import steps_of
 from glassformer.parts.core.base import to_plain
@@ -217,6 +221,39 @@ def test_full_disk_at_the_start_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     with failed(code="disk"):
         Runs(tmp_path / "runs").start(asked())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_after_the_start_leaves_no_process_and_loses_no_design(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, real, spawn = Runs(tmp_path), comparisons_.replace_text, subprocess.Popen
+    full, begun = {"asked.yaml"}, list[subprocess.Popen[bytes]]()
+
+    def write(path: Path, text: str) -> None:
+        if path.name in full:
+            raise WorkError("the disk is full", code="disk")
+        real(path, text)
+
+    def sleeper(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
+        begun.append(spawn([sys.executable, "-c", "import time; time.sleep(600)"], **given))
+        return begun[-1]
+
+    monkeypatch.setattr(comparisons_, "replace_text", write)
+    monkeypatch.setattr(comparisons_.subprocess, "Popen", sleeper)
+    with failed(code="disk"):
+        runs.start(asked())
+    assert list(tmp_path.iterdir()) == [] and begun == []
+    full = {"process.txt"}  # the process has begun, and its number cannot be kept
+    with failed(code="disk"):
+        runs.start(asked())
+    assert begun[0].poll() is not None
+    (row,) = runs.listed()["runs"]
+    assert row["state"] == "incomplete" and runs.comparisons.design_of(row["name"])["tokens"] == 20_000
+    full = set()
+    runs.comparisons.resume(row["name"])  # once there is room
+    assert runs.view(row["name"])["state"] == "running"
+    runs.comparisons.stop()
+    assert begun[1].poll() is not None
 
 
 @pytest.fixture

@@ -146,7 +146,12 @@ class Comparisons:
         similar = self.similar(name, design.to_dict())
         with disk_errors(place, "nothing was started"):
             place.mkdir(parents=True)
-        replace_text(place / ASKED, yaml.safe_dump(design.to_dict(), sort_keys=False))
+        try:
+            replace_text(place / ASKED, yaml.safe_dump(design.to_dict(), sort_keys=False))
+        except WorkError:
+            with suppress(OSError):
+                place.rmdir()
+            raise
         self._spawn(name)
         first = design.first_seed
         return {
@@ -187,7 +192,11 @@ class Comparisons:
             except OSError as problem:
                 raise WorkError(f"the comparison could not be started: {problem.strerror}", code="process") from None
         self._name = name
-        replace_text(place / PROCESS, f"{self._process.pid}\n")
+        try:
+            replace_text(place / PROCESS, f"{self._process.pid}\n")
+        except WorkError:  # no later server could stop it
+            self.stop()
+            raise
         if not self.detached:
             self._timer = threading.Timer(60 * self.minutes, self.stop)
             self._timer.daemon = True
