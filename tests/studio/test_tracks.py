@@ -227,7 +227,7 @@ def test_full_disk_after_the_start_leaves_no_process_and_loses_no_design(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs, real, spawn = Runs(tmp_path), comparisons_.replace_text, subprocess.Popen
-    full, begun = {"asked.yaml"}, list[subprocess.Popen[bytes]]()
+    full, made = {"asked.yaml"}, list[subprocess.Popen[bytes]]()
 
     def write(path: Path, text: str) -> None:
         if path.name in full:
@@ -235,25 +235,25 @@ def test_full_disk_after_the_start_leaves_no_process_and_loses_no_design(
         real(path, text)
 
     def sleeper(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
-        begun.append(spawn([sys.executable, "-c", "import time; time.sleep(600)"], **given))
-        return begun[-1]
+        made.append(spawn([sys.executable, "-c", "import time; time.sleep(600)"], **given))
+        return made[-1]
 
     monkeypatch.setattr(comparisons_, "replace_text", write)
     monkeypatch.setattr(comparisons_.subprocess, "Popen", sleeper)
     with failed(code="disk"):
         runs.start(asked())
-    assert list(tmp_path.iterdir()) == [] and begun == []
-    full = {"process.txt"}  # the process has begun, and its number cannot be kept
+    assert list(tmp_path.iterdir()) == [] and made == []
+    full = {"process.txt"}  # the process runs, and its number cannot be kept
     with failed(code="disk"):
         runs.start(asked())
-    assert begun[0].poll() is not None
+    assert made[0].poll() is not None
     (row,) = runs.listed()["runs"]
     assert row["state"] == "incomplete" and runs.comparisons.design_of(row["name"])["tokens"] == 20_000
     full = set()
     runs.comparisons.resume(row["name"])  # once there is room
     assert runs.view(row["name"])["state"] == "running"
     runs.comparisons.stop()
-    assert begun[1].poll() is not None
+    assert made[1].poll() is not None
 
 
 @pytest.fixture
