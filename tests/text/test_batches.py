@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from glassformer.errors import Code, RequestError
 from glassformer.text.batches import Batches, bits_per_byte, evaluation_windows
 from glassformer.text.documents import Document
-from glassformer.text.permutation import keyed, permute
+from glassformer.text.permutation import keyed, permute, permuted
 from glassformer.text.shards import token_shards
 from glassformer.text.tokenizers import BPETokenizer, ByteTokenizer
 from tests.refused import refused
@@ -34,6 +34,14 @@ def test_permute_needs_no_memory_for_n() -> None:
     assert len(set(found.tolist())) == 1000 and found.min() >= 0 and found.max() < n
     assert 0.4 < found.mean() / n < 0.6
     assert permute(np.array([17]), n, 7)[0] == found[17]
+
+
+@given(n=st.integers(1, 5000), key=st.integers(0, 2**64 - 1), drawn=st.data())
+@settings(deadline=None, max_examples=60)
+def test_stretches_of_a_permutation_are_those_of_its_indices(n: int, key: int, drawn: st.DataObject) -> None:
+    first = drawn.draw(st.integers(0, n - 1))
+    count = drawn.draw(st.integers(1, n - first))
+    assert permuted(first, count, n, key).tolist() == permute(np.arange(first, first + count), n, key).tolist()
 
 
 @pytest.mark.parametrize("n", [5, 24, 1000])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from glassformer.errors import RequestError
-from glassformer.text.permutation import keyed, permute
+from glassformer.text.permutation import keyed, permuted
 from glassformer.text.shards import TokenShards
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Batches:
             epoch, place = divmod(first + row, self.windows)
             rows = min(self.batch - row, self.windows - place)
             offset, key = _order(self.seed, epoch, self._offsets)
-            window = permute(np.arange(place, place + rows), self.windows, key)
+            window = permuted(place, rows, self.windows, key)
             starts[row : row + rows] = offset + self.context * window
             row += rows
         return starts

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 
 ROUNDS = 12  # three suffice in theory (Luby, Rackoff 1988) for large halves; small ones need more to look random
+
+BLOCK = 1024
+"""Indices whose images `permuted` computes together: as long as for the few of a batch."""
 
 
 def keyed(*parts: object) -> int:
@@ -43,3 +47,15 @@ def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
     while (outside := found >= n).any():
         found[outside] = network(found[outside])
     return found.astype(np.int64)
+
+
+def permuted(first: int, count: int, n: int, key: int) -> np.ndarray:
+    """Returns `permute` of the indices first, ..., first + count - 1, a view of what is kept of their blocks."""
+    number, place = divmod(first, BLOCK)
+    blocks = [_block(k, n, key) for k in range(number, (first + count - 1) // BLOCK + 1)]
+    return (blocks[0] if len(blocks) == 1 else np.concatenate(blocks))[place : place + count]
+
+
+@lru_cache(maxsize=64)
+def _block(number: int, n: int, key: int) -> np.ndarray:
+    return permute(np.arange(number * BLOCK, min(n, (number + 1) * BLOCK)), n, key)

@@ -242,7 +242,7 @@ def evaluation_due(run: Training, since: float) -> bool:
     """Returns True if an evaluation is due after this step; `since`: seconds since the previous one."""
     if run.recipe.evaluate_every or run.steps is not None:
         steps = run.steps or 0
-        every = run.recipe.evaluate_every or max(1, steps // min(run.evaluations, max(FEWEST, steps // APART)))
+        every = run.recipe.evaluate_every or max(1, -(-steps // min(run.evaluations, max(FEWEST, steps // APART))))
         return run.step % every == 0 or run.step == run.steps
     return since > 60 * (run.recipe.minutes or math.inf) / run.evaluations
 

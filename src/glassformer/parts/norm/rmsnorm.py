@@ -86,7 +86,8 @@ def _forward(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple
 @region
 def _grad_x(grad: Tensor, x: Tensor, weight: Tensor, rate: Tensor) -> Tensor:
     scaled, normed = wide(grad) * weight, wide(x) * rate
-    return ((scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rate).to(x.dtype)
+    dot = (scaled * normed).mean(-1, keepdim=True)
+    return torch.addcmul(scaled, normed, dot, value=-1).mul_(rate).to(x.dtype)
 
 
 @region

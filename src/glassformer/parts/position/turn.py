@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from glassformer.parts.precision import wide
-from glassformer.parts.region import region
+from glassformer.parts.region import compiling_regions, region
 
 
 def turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) -> Float[Tensor, "b s n h"]:
@@ -57,7 +57,8 @@ class _Turn(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.pair_axis = pair_axis
-        return _turn(x, cos, sin, pair_axis)
+        fused = torch.compiler.is_compiling() or compiling_regions()
+        return (_turn if fused else _turn_unfused)(x, cos, sin, pair_axis)
 
     @staticmethod
     @once_differentiable
