@@ -115,12 +115,21 @@ def written(page: Page) -> None:
     page.evaluate("() => scrollTo(0, 0)")
 
 
+def learned(page: Page) -> None:
+    """Opens the scores of the model of two heads, with the arithmetic of one of them."""
+    page.goto(page.url.partition("#")[0] + "#/learn?model=llama@1m&step=toy.8")
+    page.wait_for_function("() => document.querySelectorAll('.walk').length === 3", timeout=120_000)
+    page.locator("#toy ~ .region [role=grid] tr").nth(3).locator("td").nth(1).click()
+    page.evaluate("() => scrollTo(0, document.querySelector('#toy').offsetTop - 10)")
+
+
 PICTURES = {
     "inspection": Picture(inspection),
     "report": Picture(report, height=1600),
     "studio": Picture(studio, composed, width=1440, height=1000),
     "studio-train": Picture(studio, train_shown, width=1440, height=1000),
     "studio-write": Picture(studio, written, width=1440, height=1000),
+    "studio-learn": Picture(studio, learned, width=1240, height=900),
 }
 
 
