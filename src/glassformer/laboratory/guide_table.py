@@ -81,8 +81,7 @@ class GuideTable(Value):
 
 @dataclass(frozen=True)
 class Guides(Tabular):
-    """Items of the guides, each with its command and its verdict; `print` shows them, their count and corrections of
-    wrong values.
+    """Items of the guides, each with its command and verdict; `print` shows them, counts and corrected values.
 
     Attributes
     ----------
@@ -114,8 +113,7 @@ class Guides(Tabular):
         return {row.item: row.guide_says for row in self.rows if row.guide_says is not None}
 
     def lines(self) -> Iterator[Any]:
-        """Yields a table of the guides' items with content, command and verdict, their count by verdict, and a table of
-        the guides' wrong values."""
+        """Yields a table of the items, their count by verdict, and a table of the guides' wrong values."""
         table = ruled()
         for heading in ("item", "content", "command", "verdict"):
             table.add_column(heading, overflow="fold")
