@@ -460,8 +460,8 @@ class Gather:
 
     @property
     def size(self) -> str:
-        """Size of the kept map as text. Tiles have a whole number of rows, so it may be smaller than memory would
-        allow."""
+        """Size of the kept map of queries and keys as text, such as `64 x 64`. A pooled map has a value for each tile
+        of the whole map; a tile has a whole number of rows, so the pooled map may be smaller than `pool`."""
         assert self.kept is not None
         return " x ".join(map(str, self.kept.shape[-2:]))
 

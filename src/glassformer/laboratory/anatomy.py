@@ -123,7 +123,8 @@ class Anatomy(Reported):
         return table
 
     def _repr_html_(self) -> str:
-        """Returns HTML for a notebook: the counts, a table of the parts, and the different fields."""
+        """Returns HTML for a notebook: the counts and a table of the parts; with another model, also tables of the
+        parts and the fields in which the two models differ."""
         rows = [(path, str(mine), str(theirs)) for path, (mine, theirs) in self.difference.items()]
         names = (self.name, self.other_name or "")
         ideas = plain_table("Differences", ("part", *names, "change"), self.ideas) if self.other else ""

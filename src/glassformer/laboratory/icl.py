@@ -70,8 +70,9 @@ def one_step_error(dims: int, examples: int) -> float:
 
 
 def linear_layer(dims: int) -> ModelConfig:
-    """Returns the config of one layer and one head of linear attention, as wide as a vector (x, y): no softmax, norm,
-    positions or FFN. It reads vectors unchanged, and its answer is their last element after the layer."""
+    """Returns the config of one layer and one head of linear attention of width dims + 1, for vectors (x, y) with x
+    (dims,) and a number y: no softmax, norm, positions or FFN. The layer reads vectors unchanged, and its answer is the
+    last element of its output."""
     return preset(
         f"gpt2+d_model={dims + 1}+layers=1+linear_attention+mixer.feature=identity+bidirectional+mixer.n_heads=1"
         f"+nonorm+embedding.position=null+ffn=none+nobias+vectors:{dims + 1}+embedding.vectors.bias=false+vocab_size=1"

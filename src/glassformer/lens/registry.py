@@ -75,8 +75,9 @@ def _side_by_side(q: ReadingInputs) -> Reading:
 
 
 def _patching(q: ReadingInputs) -> Reading:
-    """Returns the reading of activation patching between the text and `against`: the metric is the logit of the first
-    text's continuation minus that of the second's. If no other text is given, that of the indirect-object task."""
+    """Returns the reading of activation patching between the text and `against`, by the logit of the text's
+    continuation minus the logit of the continuation of `against`; without `against`, the reading of the indirect-object
+    task, whatever the text."""
     if q.against is None:
         task = indirect_object(q.tokenizer, n=PAIRS)
         return activation_patching(

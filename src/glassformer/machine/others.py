@@ -24,8 +24,9 @@ class Others:
         self._found: float | None = None
 
     def __call__(self, worked: bool = False) -> float | None:
-        """Returns the number of cores that other processes use, a fraction, None if unknown. `worked`: True if this
-        process has worked since the last sample, so that its age does not matter."""
+        """Returns the mean number of cores (1.5, say) that other processes have used since the last sample; None if
+        unknown. If the sample is older than `MOST` seconds, running threads are counted instead, except after work
+        (`worked`)."""
         if self._look is None or (seconds := self._stat.clock() - self._look[0]) < self.LEAST:
             return self._found
         then, self._look = self._look, self._stat.counted()

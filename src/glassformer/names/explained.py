@@ -23,19 +23,20 @@ def _read(name: str) -> dict[str, Any]:
 
 @cache
 def texts() -> dict[str, dict[str, Any]]:
-    """Texts by word: what, formula, claims, page."""
+    """Returns the texts of `glassformer explain` by word: for each word a dict with the keys what and formula, and for
+    some words claims, page, kind or word."""
     return _read("explained.yaml")
 
 
 @cache
 def glossary() -> dict[str, dict[str, str]]:
-    """Meanings by term, by section of the glossary."""
+    """Returns the glossary: for each section, the meanings by term."""
     return _read("glossary.yaml")
 
 
 @cache
 def terms() -> dict[str, str]:
-    """Meanings by term; `stack, stage` and `network (ffn)` are two terms each."""
+    """Returns the meanings of the glossary by term; `stack, stage` and `network (ffn)` are two terms each."""
     found: dict[str, str] = {}
     for section in glossary().values():
         for names, meaning in section.items():
@@ -50,7 +51,8 @@ def _plain(word: str) -> str:
 
 
 def check_explained(word: str) -> str:
-    """Returns the known word meant: `+GQA:2` is gqa. Raises RequestError for one that no part can have."""
+    """Returns the known spelling of a word to explain: `+GQA:2` is gqa. An unknown word is returned unchanged if parts
+    from outside the package may define it, otherwise RequestError is raised."""
     known = {_plain(name): name for name in (*terms(), *SHORT_NAMES, *texts())}
     for one in (_plain(word), _plain(word).removesuffix("s")):
         if one in known:

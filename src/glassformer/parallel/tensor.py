@@ -190,7 +190,8 @@ def _between_branches(model: Model) -> Iterator[str]:
 
 
 class SpreadTokens:
-    """Division of the tokens of a stream among ranks between its branches; a `parts.core.owner.Spread`."""
+    """Sequence parallelism of a stream: outside of the branches each rank has only a slice of the tokens, and a
+    branch reads the tokens of all ranks; a `parts.core.owner.Spread`."""
 
     def __init__(self, seams: Seams):
         self.seams, self.size = seams, 0

@@ -130,7 +130,8 @@ class TrainingPlan(PrintedPlan):
 
     @property
     def collectives(self) -> list[Collective]:
-        """Communication operations between ranks in a step, if the trainer supports the layout."""
+        """Communication operations between ranks in a step; empty for adapters, with recomputation, and for a layout
+        that the trainer does not support."""
         if self.rank or self.recompute != "none" or not self.layout.trains:
             return []
         device = "cpu" if self.on is None else self.on.machine.device

@@ -256,7 +256,8 @@ class Asker:
 
 
 def source_lines(sources: Sequence[Source]) -> Iterator[str]:
-    """Yields two lines for each source, its place and first words, and an empty line."""
+    """Yields, for each source, a line with its score and place and a line with its first words; at the end an empty
+    line."""
     for number, source in enumerate(sources, 1):
         words = printable(" ".join(source.text.split()))
         share = "" if source.given == source.text else " (cut)" if source.given else " (not given: no room)"

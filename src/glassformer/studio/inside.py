@@ -71,7 +71,8 @@ def kept(served: Served, text: str, layer: int | None = None) -> dict[str, Any]:
 def _states(
     model: Any, tokens: Tensor, words: list[str], layers: list[int], blocks: list[Any], layer: int | None
 ) -> dict[str, Any]:
-    """Returns the root mean square of the state of each of `layers` after each token, and the tensors of one state."""
+    """Returns the root mean square of the decoding state of each of `layers` after each token, and the first rows and
+    columns of the state tensors of one layer (`layer`, otherwise the first of `layers`) after the last token."""
     shown = layer if layer in layers else layers[0]
     state = model.init_state(1, tokens.shape[1])
     sizes: list[list[float]] = []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class Batch(NamedTuple):
     """A batch of sequences. `targets[:, i]` is predicted at `inputs[:, i]`: the next token unless an objective differs;
-    -100 is not scored. All fields have a row for each sequence."""
+    a target of -100 is not scored. All fields have a row for each sequence."""
 
     inputs: Int[Tensor, "b s"]
     targets: Int[Tensor, "b s"]
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 
 
 class FedBatch(Batch):
-    """A batch with inputs in addition to tokens, such as a source."""
+    """A batch with further inputs of the model (`given`, by name) in addition to tokens, such as a source."""
 
     given: dict[str, Tensor]
 

@@ -129,8 +129,8 @@ def open_catalogues(data: str, folders: tuple[str, ...] | None = None) -> Corpus
 
 
 def _files(language: str, folders: tuple[str, ...]) -> list[tuple[str, Path]]:
-    """Returns (program, path of its catalogue), sorted; a program's name is cut after its first letters, because
-    pg_dump and pg_restore share messages."""
+    """Returns (program, path) of each catalogue of a language, sorted. The program is named by the letters at the start
+    of the file's name, in lower case, because pg_dump and pg_restore share messages."""
     found = []
     for folder in folders:
         for path in Path(folder).glob(f"{language}/LC_MESSAGES/*.mo"):

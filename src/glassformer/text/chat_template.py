@@ -125,7 +125,8 @@ class ChatTemplate:
 def render_chat(
     template: str, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
 ) -> str:
-    """Returns `ChatTemplate(template).render(...)`; keeps the last template's process for the next call."""
+    """Returns the text of a chat, rendered as by `ChatTemplate(template).render`; keeps the last template's process for
+    the next call."""
     return _kept(template).render(messages, add_generation_prompt=add_generation_prompt, **variables)
 
 
@@ -238,8 +239,8 @@ def _jinja() -> list[str]:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes | None, seconds: float) -> tuple[bytes | None, bool]:
-    """Sends a request, None for no request, to the process; returns (its answer, None if it failed; True if `seconds`
-    were over before)."""
+    """Sends a request, if not None, to the process; returns (the next answer, None if the process failed; True if the
+    process was killed because `seconds` had passed)."""
     assert process.stdin is not None and process.stdout is not None
     late = threading.Event()
 

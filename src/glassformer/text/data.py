@@ -27,7 +27,7 @@ SMALL_ALPHABET = 256
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Tokens for training and evaluation, one side of the data each, and their tokenizer."""
+    """Tokens of both sides of the data, to train on (`train`) and held out (`validation`), with their tokenizer."""
 
     tokenizer: Tokenizer
     train: TokenShards
@@ -36,8 +36,8 @@ class Tokens:
 
     @classmethod
     def open(cls, tokenizer: str, train: str, validation: str) -> Tokens:
-        """Opens tokens in another process, given the folders that `places` returned. Raises RequestError for a damaged
-        folder."""
+        """Returns the tokens, mapped into memory, in the folders that `places` returned, in any process. Raises
+        RequestError for a damaged folder."""
         made = load_tokenizer(tokenizer)
         sides = TokenShards.open(train), TokenShards.open(validation)
         return cls(made, *sides, sides[1].token_bytes(made))
@@ -50,7 +50,7 @@ class Tokens:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for the user about lost parts of the text."""
+        """Sentences for the user: one if the tokenizer loses part of the held-out text, otherwise none."""
         if not (lost := self.validation.lost):
             return []
         return [f"The {self.tokenizer.kind} tokenizer loses part of the held-out text ({lost}): no bits per byte."]
@@ -73,7 +73,8 @@ class Tokens:
         }
 
     def places(self, tokenizer: str | Path) -> dict[str, str]:
-        """Saves the tokenizer into the folder `tokenizer`; returns the arguments of `open`."""
+        """Saves the tokenizer into the folder `tokenizer`; returns the arguments of `open` by name, the folders of the
+        tokenizer and of both sides."""
         self.tokenizer.save(tokenizer)
         folders = {"train": self.train.folder, "validation": self.validation.folder}
         return {
@@ -84,7 +85,7 @@ class Tokens:
 
 @dataclass(frozen=True, eq=False)
 class TextData(Tokens):
-    """Tokens of a corpus, divided into both sides, with their origin."""
+    """Tokens of a corpus, divided into training and held-out tokens, with the corpus itself."""
 
     corpus: Corpus
     tokenizer_rule: str
@@ -114,8 +115,8 @@ class TextData(Tokens):
 
 
 def choose_tokenizer(corpus: Corpus) -> tuple[str, str]:
-    """Returns (SPEC of a tokenizer, reason): characters for a small text with a small alphabet, else byte-level BPE of
-    4096.
+    """Returns (SPEC of a tokenizer, reason): `char` for a text of less than SMALL_BYTES bytes and at most
+    SMALL_ALPHABET different characters, otherwise `bpe:4096`.
 
     Reads at most the first SMALL_BYTES of text.
     """

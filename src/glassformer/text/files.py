@@ -65,7 +65,7 @@ class Scan:
 
 
 def scan_file(path: Path) -> Scan:
-    """Reads the file once, in chunks, and returns its facts. Raises OSError."""
+    """Returns the hash, sizes and offsets of a file (see `Scan`), which is read once, in chunks. Raises OSError."""
     sha = hashlib.sha256()
     separators = array("Q")
     size, nul, begin, right = 0, -1, 0, 0
@@ -139,8 +139,8 @@ def _span(path: Path, begin: int, end: int, name: str) -> Document:
 
 
 def _json_lines(path: Path, name: str, column: str) -> Iterator[Document]:
-    """Yields a document for each line of a JSONL file: its field `column`; for NAME+NAME several fields, texts or
-    numbers, with a tab between. Raises RequestError for a line without them."""
+    """Yields a document for each line of a JSONL file: the line's field `column`; for NAME+NAME several fields, texts
+    or numbers, with a tab between. Raises RequestError for a line without such a field."""
     columns = column.split(JOIN)
     kinds, what = (str, "string field") if len(columns) == 1 else ((str, int, float), "text or number as its field")
     with _opened(path) as file:
@@ -249,8 +249,8 @@ def open_file(path: Path, name: str | None = None, data: str | None = None, colu
 
 
 def open_folder(folder: Path, column: str = COLUMN) -> Corpus:
-    """Opens a corpus of every text file below `folder`, in sorted order: each is a document, of JSON lines the field
-    `column` of each line. Skipped files are counted in `notes`. Raises RequestError."""
+    """Opens a corpus of the documents in all text files below `folder`, in sorted order, each file as in `open_file`;
+    `column` is the field of JSON lines. Skipped files are counted in `notes`. Raises RequestError."""
     skipped: Counter[str] = Counter()
     named: list[str] = []
     files: list[tuple[Path, Scan, str]] = []

@@ -32,8 +32,8 @@ def check(said: Any) -> None:
 
 
 def growth(description: Mapping[str, Any]) -> float:
-    """Returns the most tokens or characters that one character can become under the parts of a tokenizer.json, in the
-    library's notation."""
+    """Returns an upper bound on the number of tokens or characters that the parts of a tokenizer.json make of one
+    character. `description`: the file's content as the library writes it."""
     return math.prod(_step(part) for name in PARTS if (part := description.get(name)))
 
 

@@ -24,17 +24,17 @@ FEW = 10  # below this number of different documents, each is divided
 LEAST = 1 / 3  # of the text to be held out: if whole documents make less than this, each is divided too
 LOOKAHEAD = 64 * 1024  # characters searched for a line end after the target of a cut
 CUT = "the last"
-"""First words of the rule of a split that cuts each document."""
+"""First words of the rule (`held_out` in `Split.describe`) of a split that cuts each document."""
 VERSION = 1  # version of the rule; part of every fingerprint
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """Rule of a split: documents with hashes up to `threshold` are held out, except `too_large` ones; or each document
-    is cut.
+    """Rule of a split: either whole documents are held out, those with hashes up to `threshold` except hashes in
+    `too_large`, or the end of each document.
 
-    `cuts` maps the hash of a document to the number of its characters on the training side; if None, whole documents
-    are held out.
+    `cuts` maps the hash of a document to the number of its characters on the training side; None if whole documents are
+    held out.
     """
 
     threshold: int
@@ -46,8 +46,8 @@ class SplitPlan:
 
 @dataclass
 class Split:
-    """A corpus and its division into a training and a held-out side. The corpus is read for it when `plan` is first
-    used."""
+    """A corpus and its division into a training and a held-out side. The rule of the division (`plan`) is computed from
+    the corpus at its first use."""
 
     corpus: Corpus
     fraction: float
@@ -67,8 +67,9 @@ class Split:
         return _plan(self)
 
     def describe(self) -> dict[str, object]:
-        """Returns the rule as plain values for a record of the data. It names the actual held-out share if that differs
-        from the requested one, because lines and documents are not cut."""
+        """Returns the division as plain values for a record of the data: its rule in words, the number of documents,
+        the seed, and the task, if any. The rule names the actual held-out share if that differs from `fraction` by 5%
+        or more, because lines and documents are not cut."""
         size = self.plan.bytes
         share = size["validation"] / sum(size.values())
         near = abs(share - self.fraction) < 0.05 * self.fraction
@@ -200,7 +201,8 @@ def _line_end(document: Document, target: int, characters: int) -> int:
 
 
 def _part(document: Document, begin: int, end: int | None) -> Document:
-    """Returns a range of a document's characters as a document, read in pieces; None for `end` means to the last."""
+    """Returns the characters of a document from one index to before another (with `end` None, to the last) as a
+    document, which is read in pieces."""
 
     def chunks() -> Iterator[str]:
         position = 0

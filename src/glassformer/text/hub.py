@@ -47,8 +47,8 @@ class HubName:
 
 
 def parse_hub_name(data: str) -> HubName:
-    """Returns the parts of a name `hf:...`. Raises RequestError for a name outside of the module's grammar, or a
-    missing folder."""
+    """Returns the parts of a name `hf:NAME[:CONFIG][#SPLIT][,column=COLUMN][,documents=N]`. Raises RequestError for a
+    name of another form, and for a local folder that does not exist."""
     options: dict[str, str] = {}
     name, *rest = data.removeprefix("hf:").split(",")
     for item in rest:
@@ -122,8 +122,9 @@ def open_hub(data: str, cache: Path, progress: OnProgress = silent) -> Corpus:
 
 
 def hub_ids(data: str) -> tuple[Any, Any] | None:
-    """Returns (ids to train on, held-out ids), in parts, of a dataset saved to disk, from the named column or a usual
-    one. The latter are its split "validation", or None. Returns None for a dataset without such a column."""
+    """Returns (ids to train on, held-out ids), each an iterator of arrays, of a dataset saved to disk, from the named
+    column or one of `ID_COLUMNS`. Held-out ids are the split "validation", None without it or if `data` names a split.
+    Returns None for other data, and for a dataset without such a column."""
     wanted = parse_hub_name(data)
     if not is_saved(Path(wanted.name)):
         return None

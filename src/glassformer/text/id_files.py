@@ -35,7 +35,7 @@ SAMPLE = 1 << 16
 
 @dataclass(frozen=True)
 class IdSource:
-    """Token ids of both sides, and the folder that may have their tokenizer."""
+    """Token ids to train on, held-out ids, if any, and the folder of their tokenizer, if any."""
 
     name: str
     train: Any
@@ -47,8 +47,8 @@ class IdSource:
 
 
 def open_ids(data: str) -> IdSource | None:
-    """Returns the token ids that `data` names, mapped into memory; None if it names something else. Raises RequestError
-    for a damaged file, or one of another dtype."""
+    """Returns the token ids that `data` names, mapped into memory; None if `data` does not name token ids. Raises
+    RequestError for a damaged file, and for one of uint32 ids that is given without `,dtype=uint32`."""
     if data.startswith("hf:") or is_saved(Path(data.rpartition(",column=")[0] or data).expanduser()):
         data = data if data.startswith("hf:") else f"hf:{data}"
         from glassformer.text.hub import hub_ids
@@ -76,8 +76,8 @@ def open_ids(data: str) -> IdSource | None:
 
 
 def read_ids(path: Path, dtype: str | None = None) -> np.ndarray:
-    """Returns the token ids in a .npy or raw file, mapped into memory. `dtype`: that of a raw file, for None uint16.
-    Raises RequestError."""
+    """Returns the token ids in a .npy or raw file, mapped into memory. `dtype`: type of the ids in a raw file without
+    llm.c's header, None for uint16. Raises RequestError."""
     try:
         if path.suffix.lower() == ".npy":
             return np.lib.format.open_memmap(path, mode="r")
@@ -91,7 +91,8 @@ def read_ids(path: Path, dtype: str | None = None) -> np.ndarray:
 
 
 def _raw(path: Path, dtype: str | None) -> np.ndarray:
-    """Returns the token ids, mapped into memory, of a file with llm.c's header or without any."""
+    """Returns the token ids (n,), mapped into memory, of a file with llm.c's header, or without a header, of the type
+    `dtype` (None for uint16). Raises RequestError for a damaged file, or one of another type."""
     size = path.stat().st_size
     if not size:
         raise _refused(path, "is empty", "missing")

@@ -28,7 +28,7 @@ DataLike = str | Path | Tokens | TokenIds
 
 @dataclass(frozen=True, eq=False)
 class IdData(Tokens):
-    """Tokens given as ids, of a file, a dataset or an array, divided into both sides."""
+    """Tokens given as ids, of a file, a dataset or an array, divided into training and held-out tokens."""
 
     source: str = "token ids"
     tokenizer_rule: str = "given"
@@ -67,8 +67,8 @@ def read_data(
 
 
 def named_or_read(data: DataLike | None, tokenizer: str | Tokenizer | None = None) -> tuple[str | None, Tokens | None]:
-    """Returns (name of the data, None) for a name or path, and (None, its tokens) for data in memory. Raises
-    RequestError."""
+    """Returns (name of the data, None) for a name or path, (None, tokens of the data) for data in memory, and
+    (None, None) for None. Raises RequestError."""
     if data is None or isinstance(data, str | Path):
         return None if data is None else str(data), None
     return None, read_data(data, tokenizer or "auto")

@@ -16,8 +16,8 @@ MARK = f"\u2063{secrets.token_hex(8)}\u2063"
 
 
 def quoted(tokenizer: Tokenizer, value: Any) -> Any:
-    """Returns a text, or a tree of texts, with `MARK` inside each special token of the tokenizer that is spelled in
-    it."""
+    """Returns `value`, a text or a tree of texts, with `MARK` inside each special token of the tokenizer that a text
+    spells."""
     if isinstance(value, Mapping):
         return {key: quoted(tokenizer, one) for key, one in value.items()}
     if isinstance(value, list | tuple):

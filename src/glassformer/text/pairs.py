@@ -18,7 +18,7 @@ LONGEST_SOURCE = 1_000_000
 
 def source_ids(tokenizer: Tokenizer, text: str, context: int) -> list[int]:
     """Returns the ids of a source for an encoder, with the special tokens that the tokenizer's file adds, and an end
-    token if those lack it. Raises RequestError for an empty source, and for more than `context` tokens."""
+    token if the added ones have none. Raises RequestError for an empty source, and for more than `context` tokens."""
     if not text or len(text) > LONGEST_SOURCE:
         raise RequestError(
             f"the source has {len(text):,} characters; give from 1 to {LONGEST_SOURCE:,}",
@@ -61,14 +61,14 @@ def question_row(tokenizer: Tokenizer, question: np.ndarray, context: np.ndarray
 
 
 def as_trained(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns the tokenizer for a run on pairs, whose file adds only the end token, after sources; the given one if it
-    has no end token."""
+    """Returns the tokenizer for a run on pairs: a copy whose file adds only the end token, after a source; `tokenizer`
+    itself if it has no end token."""
     return tokenizer if tokenizer.eos_id is None else as_file(tokenizer).adding_behind(tokenizer.eos_id)
 
 
 def as_read(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns a tokenizer whose file adds the end token after a source, as `source_ids` does; the given one if its file
-    adds tokens already, or if it has no end token."""
+    """Returns a copy of the tokenizer whose file adds the end token after a source, as `source_ids` does; `tokenizer`
+    itself if its file adds tokens already, or if it has no end token."""
     if tokenizer.eos_id is None or len((known := as_file(tokenizer)).encode("", add_specials=True)):
         return tokenizer
     return known.adding_behind(tokenizer.eos_id)

@@ -38,7 +38,8 @@ FOREIGN = frozenset(["han", "hiragana", "katakana", "hangul", "thai", "arabic", 
 
 
 class Some(NamedTuple):
-    """A set of characters: `may`, the atoms that it may intersect, and `must`, those that it contains completely."""
+    """A set of characters, known in part: `may`, the atoms that it may intersect, and `must`, the atoms that it
+    contains completely."""
 
     may: frozenset[str]
     must: frozenset[str]

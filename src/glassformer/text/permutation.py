@@ -10,11 +10,11 @@ import numpy as np
 ROUNDS = 12  # three suffice in theory (Luby, Rackoff 1988) for large halves; small ones need more to look random
 
 BLOCK = 1024
-"""Indices whose images `permuted` computes together: as long as for the few of a batch."""
+"""Number of indices whose images `permuted` computes together, which takes no longer than for the few of a batch."""
 
 
 def keyed(*parts: object) -> int:
-    """Returns a 64-bit hash of `parts`, as an integer."""
+    """Returns a 64-bit hash of `parts` as an integer, equal in any process."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
@@ -29,9 +29,9 @@ def _mix(x: np.ndarray) -> np.ndarray:
 def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
     """Returns pi(index) for the permutation pi of 0..n-1 that `key` selects; O(1) memory, random access.
 
-    A Feistel network (L, R) -> (R, L xor F_k(R)) permutes the numbers of 2m bits, for any F. With 4^m the smallest such
-    power at or above n, a result at or above n is mapped again (cycle walking: it returns below n, because it started
-    there), which leaves a permutation of 0..n-1. On average fewer than four passes.
+    A Feistel network (L, R) -> (R, L xor F_k(R)) permutes the numbers of 2m bits, for any F. With 4^m the smallest
+    power of 4 at or above n, a result at or above n is mapped again (cycle walking: it returns below n, because it
+    started there), which leaves a permutation of 0..n-1. On average fewer than four passes.
     """
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
@@ -50,7 +50,8 @@ def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
 
 
 def permuted(first: int, count: int, n: int, key: int) -> np.ndarray:
-    """Returns `permute` of the indices first, ..., first + count - 1, a view of what is kept of their blocks."""
+    """Returns `permute` of the indices first, ..., first + count - 1, (count,) int64. The array may be a view of a
+    cached block, so that it must not be changed."""
     number, place = divmod(first, BLOCK)
     blocks = [_block(k, n, key) for k in range(number, (first + count - 1) // BLOCK + 1)]
     return (blocks[0] if len(blocks) == 1 else np.concatenate(blocks))[place : place + count]

@@ -66,8 +66,9 @@ class ByteTokenizer(_Own):
 class CharTokenizer(_Own):
     """Tokenizer with one id for each character of an alphabet, in the order of code points.
 
-    Without `unknown`, a character outside the alphabet raises a RequestError that names it; with it, it becomes `<unk>`
-    (which decodes to U+FFFD). Without `separator`, `eos_id` is not set: the vocabulary is the alphabet and no more.
+    Without `unknown`, a character outside the alphabet raises a RequestError that names it; with `unknown`, such a
+    character becomes `<unk>` (which decodes to U+FFFD). Without `separator`, `eos_id` is not set: the vocabulary has
+    only the alphabet and, with `unknown`, `<unk>`.
     """
 
     kind = "char"
@@ -161,7 +162,7 @@ def _codes(text: str) -> np.ndarray:
 
 
 def from_fields(fields: Any, path: Path) -> Tokenizer:
-    """Returns the tokenizer that `fields` describe, the content of a file that `save` wrote to `path`. Raises
+    """Returns the tokenizer that `fields` describe, the content of the file `path`, which `save` wrote. Raises
     RequestError for other content."""
     if isinstance(fields, dict) and fields.get("glassformer_tokenizer") == SCHEMAS["tokenizer"]:
         if fields.get("kind") == "byte":

@@ -77,8 +77,8 @@ class TokenShards:
         return task if isinstance(task, str) else None
 
     def token_bytes(self, tokenizer: Tokenizer) -> np.ndarray:
-        """Returns the bytes of text of each token of `tokenizer`, (v,) int64, which made these tokens; zeros if it lost
-        part of the text."""
+        """Returns the number of UTF-8 bytes of each token of `tokenizer`, which made these tokens, (v,) int64; zeros if
+        the tokens lose part of the text."""
         return tokenizer.token_bytes() * (self.lost is None)
 
     @classmethod
@@ -312,7 +312,7 @@ def _describe(
 
 @dataclass
 class _Coverage:
-    """Counter of how much of a text its tokens recover. If they lose part of it, bits per byte are not meaningful."""
+    """Counter of the characters of a text that are lost in its tokens, after which bits per byte are not meaningful."""
 
     read: int = 0  # characters that were decoded again, without spaces, which `bytes` counts
     lost: int = 0

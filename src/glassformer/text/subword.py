@@ -49,7 +49,7 @@ class FileTokenizer(Tokenizer):
 
     `settings` is the `tokenizer_config.json` of its folder, kept for `eos_token`, `chat_template` (that of a
     `chat_template.jinja`, if it exists) and so on; nothing in it is executed. `bos_id`, `pad_id` and `unk_id` are ids,
-    or None if the settings lack such a token.
+    or None without such a token.
     """
 
     def __init__(self, library: Library, settings: dict[str, Any] | None = None) -> None:
@@ -121,8 +121,8 @@ class FileTokenizer(Tokenizer):
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """Locks the library's tokenizer inside the block, because parsing of special tokens is one of its properties.
-        Raises RequestError instead of the library's errors."""
+        """Locks the library's tokenizer for other threads inside the block, in which a method may set its property
+        `encode_special_tokens`. Raises RequestError instead of the library's errors."""
         with (
             self._lock,
             one_sentence("this tokenizer cannot process the text", "give one that knows <unk>", "unsupported"),
@@ -185,8 +185,8 @@ class FileTokenizer(Tokenizer):
         return tuple(sorted((one for one in found if one), key=len, reverse=True))
 
     def token_bytes(self) -> np.ndarray:
-        """Returns the bytes of text of each id, (vocab_size,) int64. They are exact for byte-level BPE (GPT-2, Llama 3,
-        Qwen, those trained here).
+        """Returns the number of UTF-8 bytes of text of each id, (vocab_size,) int64. The numbers are exact for
+        byte-level BPE (GPT-2, Llama 3, Qwen, those trained here).
 
         Best effort elsewhere: `<0xE2>` is 1 byte if the file has byte fallback, U+2581 is a space of 1 byte (also one
         that the file puts before each text), the continuation mark of WordPiece and the unknown token are 0, and any
@@ -228,13 +228,13 @@ class FileTokenizer(Tokenizer):
         return self._library.token_to_id(token)
 
     def with_special(self, name: str, token: str) -> FileTokenizer:
-        """Returns a copy with the special token `token`, under the next id unless it exists, in the role that
-        tokenizer_config.json calls `name`."""
+        """Returns a copy with the special token `token` in the role `name` of tokenizer_config.json, such as
+        `pad_token`. A token that is not in the vocabulary gets the next id."""
         return self.with_specials([token], {name: token})
 
     def with_specials(self, tokens: Iterable[str], roles: dict[str, Any] | None = None) -> FileTokenizer:
-        """Returns a copy with these special tokens, under the next ids unless they exist, and with `roles` as entries
-        of tokenizer_config.json."""
+        """Returns a copy with the special tokens `tokens` and with `roles` as entries of tokenizer_config.json. Tokens
+        that are not in the vocabulary get the next ids."""
         from tokenizers import AddedToken
         from tokenizers import Tokenizer as Library
 
@@ -244,7 +244,7 @@ class FileTokenizer(Tokenizer):
         return FileTokenizer(library, {**(self.settings or settings_of(end)), **(roles or {})})
 
     def adding_behind(self, token: int) -> FileTokenizer:
-        """Returns a copy whose `add_specials` adds only one id, `token`, after a text."""
+        """Returns a copy whose `encode` with `add_specials` adds one id to a text, `token` at its end."""
         from tokenizers import Tokenizer as Library
         from tokenizers.processors import TemplateProcessing
 
@@ -343,7 +343,8 @@ def check_size(kind: str, size: int) -> int:
 
 
 def _sample(texts: Iterable[str], total: int | None, progress: OnProgress) -> Iterator[str]:
-    """Yields every piece of a text, or evenly spaced pieces of TRAINING_BYTES in all if its `total` bytes are more."""
+    """Yields the pieces of a text, up to TRAINING_BYTES bytes; evenly spaced pieces if the text has more (`total`), the
+    first pieces if its length is unknown."""
     keep = min(1.0, TRAINING_BYTES / total) if total else 1.0
     expected = min(total, TRAINING_BYTES) if total else None
     seen = used = 0
@@ -479,8 +480,8 @@ def one_sentence(what: str, instead: str, code: Code = "damaged") -> Iterator[No
 
 
 def settings_of(end: str | None) -> dict[str, Any]:
-    """Returns a tokenizer_config.json with which `AutoTokenizer.from_pretrained` loads the folder; `end` is the end
-    token, None without one."""
+    """Returns the content of a tokenizer_config.json with which `AutoTokenizer.from_pretrained` of transformers loads
+    the tokenizer.json of its folder; `end` is the end token, None without an end token."""
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

@@ -104,9 +104,9 @@ class TokenTask(Task):
 class Induction(TokenTask):
     """Task of predicting a repeated block of `least` to `most` random symbols; each next symbol is scored.
 
-    The first block is unpredictable, so the least loss is ln(symbols) times its share, and later symbols follow only
-    from the repetition. The length of the block is drawn for each row: with one length for all, the position would
-    suffice."""
+    The first block is unpredictable, so the least mean loss is ln(symbols) times its share of the row, and later
+    symbols follow only from the repetition. The length of the block is drawn for each row: with one length for all, the
+    position would suffice."""
 
     kind: ClassVar[str] = "induction"
     symbols: int = 64

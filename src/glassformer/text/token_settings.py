@@ -10,7 +10,7 @@ from glassformer.text.growth import SEQUENCES
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 READ = {*ROLES, "chat_template", "model_max_length"}
-"""Keys that are read elsewhere; model_max_length by text embedding."""
+"""Keys that other modules read; model_max_length is for text embedding."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 """Fields of an added token that control its matching in a text."""
 LISTS = ("extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens")
@@ -80,8 +80,8 @@ class FileSteps:
         return self.has("Prepend") or bool(schemes) or True in self.values("ByteLevel", "add_prefix_space")
 
     def prefixes_all(self) -> bool | None:
-        """Returns True if the file puts a space also before the text after each special token, False if only before a
-        text; None without such a prefix."""
+        """Returns True if the file puts a space at the start of a text and after each special token, False if only at
+        the start of a text; None without the steps Prepend and Metaspace, and for a model other than BPE."""
         if self.model != "bpe" or not (self.has("Prepend") or self.has("Metaspace")):
             return None
         return "first" not in self.values("Metaspace", "prepend_scheme")
@@ -134,8 +134,8 @@ BUILT: dict[str, Callable[[FileSteps, Any], Any]] = {
     "eos_token": lambda steps, said: said if steps.ends(said) else "",
     **dict.fromkeys(("mask_token", "mask_token_sent"), lambda steps, said: said if said in steps.added() else ""),
 }
-"""Keys whose steps transformers rebuilds -> function that returns the value to which the tokenizer.json corresponds,
-None for a key without effect."""
+"""Keys that make transformers rebuild steps of a tokenizer -> function of the file's steps and the key's value that
+returns the value to which the tokenizer.json corresponds; None if the key has no effect."""
 
 
 def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
@@ -148,7 +148,8 @@ def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 
 def tokens(settings: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
-    """Returns {token: flags of its AddedToken} of the tokens that the settings call special or added."""
+    """Returns {text of a token: its flags (`FLAGS`), as far as given} for the tokens that the settings list as special
+    or added."""
     listed = settings.get("added_tokens_decoder")
     given: list[tuple[Any, bool]] = [(one, False) for one in _listed(listed)]
     given += [(said, True) for name, said in settings.items() if _is_role(name)]
@@ -180,8 +181,8 @@ def text_of(token: Any) -> str | None:
 
 
 def merged(settings: dict[str, Any], roles: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings, completed by `roles` of a special_tokens_map.json and `added` of an added_tokens.json if
-    they list no added tokens."""
+    """Returns the settings; if they list no added tokens, they are completed by `roles`, the content of a
+    special_tokens_map.json, and `added`, the content of an added_tokens.json."""
     if "added_tokens_decoder" in settings:
         return settings
     listed = {str(index): {"content": text} for text, index in added.items()}

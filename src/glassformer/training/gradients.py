@@ -103,8 +103,8 @@ class AsTree(Sums):
 
 
 class Staged(AsTree):
-    """Sum as a tree for pipeline parallelism: each rank has a part of the layers (a stage), through which atoms
-    (microbatches) flow (`parallel/stages.py`)."""
+    """Sum of the gradients of microbatches (atoms) as a tree, under pipeline parallelism: each rank has a part of the
+    layers (a stage), and atoms flow through the stages (`parallel/stages.py`)."""
 
     def backward(self, run: StepState, batch: Batch) -> float:
         from glassformer.parallel.stages import Stages

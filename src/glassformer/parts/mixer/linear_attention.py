@@ -181,8 +181,8 @@ class LinearAttentionConfig(MatrixMixerConfig, kind="linear_attention", words="l
         return self.replace(n_heads=n, head_dim=h)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        """Returns the cost of the mixer. Kept for the backward pass are the tensors of the recurrence, the weighted
-        sums, and their weights, or, with the feature `identity`, the numbers of visible tokens."""
+        """Returns the cost of the mixer. Kept for the backward pass are the recurrence's tensors and, with the feature
+        `elu`, the weighted sums and their weights; with `identity`, in place of both, the numbers of visible tokens."""
         n, _, h = self.heads(ctx)
         fp32 = torch.promote_types(shape.products, torch.float32)
         maps = linear_cost(ctx, shape, ctx.d_model, (n * h,) * 3, bias=self.bias)

@@ -241,8 +241,9 @@ class SameDocument(Visibility):
         return joined(found)
 
     def _reached(self, first: int, last: int) -> Spans:
-        """Returns the intervals [start, end) of the documents to which slots first .. last-1 belong, over all rows; one
-        interval around all of them if visibility does not depend on places."""
+        """Returns the intervals [start, end) of the documents, in all rows, that have tokens at indices first ..
+        last-1; a single interval around these documents if visibility does not depend on a token's place in its
+        document."""
         if self.inner.absolute:
             return sorted({run for runs in self.borders.runs for run in runs if run[0] < last and first < run[1]})
         low, high = self.borders.extent

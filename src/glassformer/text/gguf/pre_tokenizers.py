@@ -27,8 +27,8 @@ _REST_OF_CASES = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 
 
 def _cases(after: str) -> str:
-    """Returns a regex of words that ends one where a capital letter follows a lower-case one; `after` is the regex of
-    an ending."""
+    """Returns a regex of words in which a capital letter after a lower-case one starts a new word; `after` is a regex
+    appended to each word, such as that of an optional contraction ('s, 're)."""
     start = r"[^\r\n\p{L}\p{N}]?"
     return f"{start}[{_UPPER}]*[{_LOWER}]+{after}|{start}[{_UPPER}]+[{_LOWER}]*{after}"
 
@@ -61,8 +61,9 @@ DEEPSEEK_V3 = (
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """A pre-tokenizer under all its names; the first is the one that is written. `whole_words`: True if a piece that is
-    a token is taken whole, before any merge; `add_bos`: True if llama.cpp puts the start token before a text."""
+    """A pre-tokenizer: its steps, and its names in `tokenizer.ggml.pre` (a written file has the first). `whole_words`:
+    True if a piece that is a token is taken whole, before any merge; `add_bos`: True if llama.cpp puts the start token
+    before a text."""
 
     names: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -153,8 +154,8 @@ def described(steps: tuple[Step, ...]) -> dict[str, Any]:
 
 
 def recognized(pre_tokenizer: dict[str, Any] | None) -> tuple[Step, ...]:
-    """Returns the steps of a tokenizer.json's pre-tokenizer, so that equal cuts have equal steps. An unknown step
-    becomes (`other`, its JSON)."""
+    """Returns the steps of a tokenizer.json's pre-tokenizer, equal for different notations of equal cuts. An unknown
+    step becomes (`other`, its JSON)."""
     if pre_tokenizer is None:
         return ()
     kind = pre_tokenizer["type"]

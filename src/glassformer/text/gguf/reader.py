@@ -82,8 +82,8 @@ class GGUFVocabulary:
 
 @dataclass(frozen=True)
 class Kind:
-    """Meaning of a value of `tokenizer.ggml.model`: a function that builds the parts of a tokenizer.json, and
-    llama.cpp's defaults."""
+    """Meaning of a value of `tokenizer.ggml.model`: the function `build`, which returns the parts of a tokenizer.json,
+    and llama.cpp's defaults for special ids and for tokens around a text."""
 
     build: Callable[[GGUFVocabulary], dict[str, Any]]
     ids: Mapping[str, int]
@@ -325,7 +325,8 @@ def merges_of_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def spaces_seen(*before: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns a `normalizer` of a tokenizer.json: the steps `before`, then every space becomes U+2581."""
+    """Returns the `normalizer` of a tokenizer.json with the steps `before` (None for no step), and after them one that
+    replaces every space by U+2581."""
     seen = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     return {"type": "Sequence", "normalizers": [step for step in (*before, seen) if step is not None]}
 
@@ -365,8 +366,8 @@ def _unigram(vocabulary: GGUFVocabulary) -> dict[str, Any]:
 
 
 def _charsmap(fields: GGUFFields) -> list[dict[str, Any]]:
-    """Returns the normalizer step with SentencePiece's table of replacements; [] without a table. The table has the
-    length of a trie, the trie, and texts that end with a 0."""
+    """Returns a list of one step of a normalizer, SentencePiece's table of replacements; [] without a table. The table
+    has the length of a trie, the trie, and texts that end with a 0."""
     table = fields.numbers("precompiled_charsmap", None, "iu")
     if table is None or not len(table):
         return []

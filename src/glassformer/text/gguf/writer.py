@@ -24,7 +24,7 @@ BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 @dataclass(frozen=True)
 class Parts:
-    """A tokenizer.json, `whole`, with its tokens and their types by id."""
+    """Content of a tokenizer's tokenizer.json (`whole`), with all tokens and their types (`TokenType`) by id."""
 
     tokenizer: FileTokenizer
     whole: dict[str, Any]
@@ -124,8 +124,9 @@ def _filler(index: int, known: dict[str, int]) -> str:
 
 
 def _special_ids(parts: Parts, last: str = "eos") -> dict[str, Any]:
-    """Returns the ids of special tokens and the flags add_bos_token and add_eos_token: whether a text gets `bos` before
-    it and `last` after it. Raises RequestError for other tokens around a text."""
+    """Returns the metadata of special tokens: their ids (`bos_token_id` and so on), and the flags add_bos_token and
+    add_eos_token, True if a text gets `bos` before it, and `last` after it. Raises RequestError for other tokens around
+    a text."""
     file, known = parts.tokenizer, parts.tokenizer.ids()
     ids = {
         name: known[file.special_tokens[setting]]
