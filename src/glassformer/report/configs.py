@@ -39,7 +39,7 @@ def _card(arm: Arm, model: ModelSketch) -> Markup:
 
 def _table(arms: Sequence[Arm]) -> Markup:
     """Returns the HTML table of the arms' differences in config and recipe, in the order of the axes (embedding,
-    position, mixer, ...); a sentence if all arms are equal."""
+    position, mixer, ...), with a caption; only a sentence if nothing differs."""
     trees = [arm.config for arm in arms]
     if all(arm.recipe for arm in arms):
         trees = [{**arm.config, RECIPE: arm.recipe} for arm in arms]

@@ -144,8 +144,8 @@ def spikes(curve: Points) -> list[CurveSpike]:
 
 
 def top(curves: Sequence[Points], low: float | None = None) -> float | None:
-    """Returns the upper end of a y axis that cuts off spikes of the curves, which count from x = `low` on; None if no
-    spike has to be cut off."""
+    """Returns an upper end of the y axis that cuts off the spikes of the curves, a little above all other points with
+    x >= `low`; None if no spike is high enough to be cut off."""
     curves = [[p for p in curve if low is None or p[0] >= low] for curve in curves]
     out = [{spike.x for spike in spikes(curve)} for curve in curves]
     calm = [y for curve, beyond in zip(curves, out, strict=True) for x, y in curve if x not in beyond]
@@ -168,7 +168,8 @@ class Shared:
 
 
 def shared_spikes(arms: Sequence[Arm]) -> list[Shared]:
-    """Returns the spikes that most arms of a seed have at about equal x, that is, on the same batches."""
+    """Returns the loss spikes that at least a share `MOST` of the arms of a seed have at about equal x (same
+    batches)."""
     found = []
     for seed in dict.fromkeys(run.seed for arm in arms for run in arm.runs):
         runs = [run for arm in arms for run in arm.runs if run.seed == seed and len(training_curve(run)) > 1]
@@ -197,7 +198,7 @@ def _neighbours(places: Sequence[tuple[float, int, float]], width: float) -> lis
 
 
 def few(markers: Points) -> Points:
-    """Returns at most `MARKERS` of the marker points of a curve, evenly chosen, the last included."""
+    """Returns at most `MARKERS` points of a curve, for markers: evenly chosen, the last point included."""
     stride = -(-len(markers) // MARKERS)
     return markers[::-1][:: max(stride, 1)][::-1]
 
@@ -219,7 +220,7 @@ def curve_section(arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def switch(name: str, title: str, options: Sequence[tuple[str, str]]) -> Markup:
-    """Returns radio buttons; the style sheet shows the panel they select, so that no script is needed."""
+    """Returns radio buttons for `options` (key, label); the style sheet shows the selected panel without a script."""
     choices = []
     for i, (key, words) in enumerate(options):
         button = tag("input", type="radio", name=name, id=f"{name}-{key}", checked=i == 0)
@@ -270,7 +271,7 @@ def _fate_note(arm: Arm) -> str:
 
 
 def _curve_words(arms: Sequence[Arm]) -> str:
-    """Returns the text that describes the lines of the chart, and their averaging or thinning."""
+    """Returns the caption of the loss chart: the meaning of its lines and marks, and the averaging of long records."""
     several = any(len(arm.runs) > 1 for arm in arms)
     words = [
         "Thick lines are means over the seeds that finished; thin lines are single seeds."
@@ -291,7 +292,7 @@ def _curve_words(arms: Sequence[Arm]) -> str:
 
 
 def _shared_words(arms: Sequence[Arm]) -> Markup | None:
-    """Returns a note on the loss spikes that most arms share, whose cause is the data; None without any."""
+    """Returns a note on the loss spikes that most arms have on the same batch of text; None without such spikes."""
     found = shared_spikes(arms)
     if not found:
         return None
@@ -314,7 +315,8 @@ def _shared_words(arms: Sequence[Arm]) -> Markup | None:
 
 
 def _markers_words(arms: Sequence[Arm]) -> str:
-    """Returns the text that describes the markers, and why the last differs from the loss in the summary."""
+    """Returns a sentence that explains the markers of the loss chart as validation losses; if the summary's loss is on
+    another number of held-out tokens, the sentence gives both numbers."""
     final, while_training = held_out_tokens([run for arm in arms for run in arm.runs])
     if not while_training or final == while_training:
         return "Markers are validation losses."
@@ -340,7 +342,8 @@ def _ends_in_words(arms: Sequence[Arm]) -> str:
 
 
 def rate_section(arms: Sequence[Arm]) -> Markup | Absent:
-    """Returns the section with the learning rate of each arm, which its seeds share."""
+    """Returns the section with a chart of learning rate against tokens, a line for each arm; Absent if none was
+    recorded."""
     found = {arm.index: _rates(arm) for arm in arms}
     if not any(found.values()):
         return Absent("Learning rate", "no learning rates were recorded.")
@@ -371,7 +374,7 @@ class ContextLoss:
 
 
 def reaches(arm: Arm) -> dict[int, ContextLoss]:
-    """Returns context -> mean loss of the arm over its seeds, or the reason why it is missing."""
+    """Returns {context in tokens: mean loss of the arm over its seeds, or the reason why the loss is missing}."""
     found: dict[int, list[written.Reach]] = {}
     for run in arm.counted:
         for entry in run.extrapolation:
@@ -388,7 +391,7 @@ def _reach(entries: Sequence[written.Reach]) -> ContextLoss:
 
 
 def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Absent:
-    """Returns the section with the loss at multiples of the trained context."""
+    """Returns the section with each arm's loss at multiples of the trained context; Absent if none was measured."""
     known = {arm.index: reaches(arm) for arm in arms}
     contexts = sorted({context for reach in known.values() for context in reach})
     if not contexts:
@@ -431,8 +434,8 @@ def extrapolation_section(results: Results, arms: Sequence[Arm]) -> Markup | Abs
 
 
 def _cannot(reach: ContextLoss) -> bool:
-    """Returns True if an arm's loss at a context is missing because the arm cannot read so long a context, False if it
-    was not measured."""
+    """Returns True if an arm's loss at a context is missing because the arm cannot read so long a context, False if the
+    loss is known, or is missing for another reason."""
     return reach.loss is None and reach.reason.lower().startswith("cannot")
 
 
@@ -474,8 +477,8 @@ def _lost(reach: ContextLoss | None) -> bool:
 
 
 def _refusal(reach: ContextLoss | None, arm: Arm) -> Markup:
-    """Returns the cell of a missing loss, with the reason. The reason omits the context, which the heading of the
-    column gives."""
+    """Returns the content of a table cell for a missing loss: the reason, without the context, which the column's
+    heading gives."""
     if reach is None:
         return none("not measured" if arm.finished else arm.trouble)
     if not _cannot(reach):

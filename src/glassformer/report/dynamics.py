@@ -1,4 +1,4 @@
-"""Section on training dynamics: curves of statistics, maps of layer by step, and events."""
+"""Section on training dynamics: curves of statistics, heat maps of layer by step, and events."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def dynamics_section(arms: Sequence[Arm], command: str = "") -> Markup | Absent:
 
 
 def _curve_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
-    """Returns a small chart of each recorded statistic, the loss first; None without any."""
+    """Returns the figure of a small chart for each recorded statistic, the loss first; None if none but the loss was
+    recorded."""
     charts = [chart for one in CURVES if (chart := _chart(one, arms, seen, end))]
     if not any(w.curves for found in seen.values() for w in found) or not charts:
         return None
@@ -179,7 +180,8 @@ def _range_in_words(arm: Arm, line: Series) -> str:
 
 
 def _map_figure(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]], end: float) -> Markup | None:
-    """Returns the maps of layer by step for all arms, a panel of each statistic and a switch; None without any."""
+    """Returns the figure of heat maps, layer by step, one for each arm: a panel of each statistic, and a switch between
+    the panels; None if no statistic of layers was recorded."""
     drawn, there = _mapped(arms, seen)
     if not there:
         return None
@@ -212,8 +214,8 @@ def _merging(drawn: Sequence[tuple[Arm, RecordedDynamics]], maps: int) -> int:
 
 @dataclass(frozen=True)
 class LiveDynamics:
-    """Parts of the section on dynamics, for a page that asks for one statistic at a time, also while runs are
-    trained."""
+    """Record of the section on dynamics with the maps of one statistic (`statistic`): curves, maps and findings, made
+    again for each statistic that a page asks for, also while runs are trained."""
 
     statistics: dict[str, str]
     """Name -> label on a button, for each recorded statistic of layers."""
@@ -227,8 +229,8 @@ class LiveDynamics:
 
 
 def live_dynamics(arms: Sequence[Arm], statistic: str = "") -> LiveDynamics:
-    """Returns the curves of the runs' statistics, and the maps of one statistic, by default the first that was
-    recorded."""
+    """Returns the curves and findings on the runs' dynamics, and the heat maps of the statistic with this name, or of
+    the first recorded one if it was not recorded."""
     seen = {arm.index: [w for run in arm.runs if (w := watched(run))] for arm in arms}
     known = [arm for arm in arms if seen[arm.index]]
     if not known:
@@ -289,8 +291,9 @@ def _names(seen: RecordedDynamics) -> list[str]:
 
 
 def _columns(one: Statistic, seen: RecordedDynamics, merge: int) -> list[HeatColumn]:
-    """Returns the columns of a map, each of `merge` windows. A statistic that is measured less often than every window
-    has one value for all steps since its previous measurement."""
+    """Returns the columns of the heat map of one statistic in one run, each of `merge` windows of steps. If the
+    statistic is measured less often, a column also covers the windows without a value before it, up to the usual
+    gap."""
     grid = [_merged(seen.layers[one.name][i : i + merge], one.merge) for i in range(0, len(seen.steps), merge)]
     edges = [0.0, *seen.steps[merge - 1 :: merge]][: len(grid)]
     edges.append(seen.steps[-1])
@@ -441,8 +444,8 @@ def _together(first: tuple[str, Callable[[float], bool]], second: tuple[str, Cal
 
 
 def _findings(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
-    """Returns sentences on the findings of training dynamics, no stronger than the data: an alarm needs two statistics
-    at one place."""
+    """Returns sentences on the findings of training dynamics; a collapse is reported only if two statistics show it in
+    the same layer and window of steps."""
     if not any(w.layers or w.curves for found in seen.values() for w in found):
         return [join(["Only spikes were looked for. ", _HOW]), _happened(arms, seen)]
     alarms = _collapses(arms, seen)
@@ -455,7 +458,8 @@ def _not_watched(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -
 
 
 def _collapses(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
-    """Returns sentences on a collapse of attention entropy or of rank, each if two statistics show it in one place."""
+    """Returns a sentence for each arm with a collapse of attention entropy or of rank, which two statistics show in the
+    same layer and window of steps; [] without a collapse."""
     told = []
     for arm in arms:
         peaked = (
@@ -501,7 +505,7 @@ def _most_rank(arm: Arm) -> float:
 
 
 def _calm(arms: Sequence[Arm], seen: dict[int, list[RecordedDynamics]]) -> list[Markup]:
-    """Returns one sentence that no run shows a collapse, with the extreme values of three statistics of collapse; [] if
+    """Returns [sentence that no run shows a collapse], with the most extreme value of each of three statistics; [] if
     none of the three was recorded."""
     ends = []
     for name, words, pick, decimals in (

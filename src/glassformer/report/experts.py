@@ -1,4 +1,4 @@
-"""Figure of the load of experts, and of ranks that hold several of them."""
+"""Figure of the load of experts (shares of the assignments of tokens), and of ranks (processes) that hold several experts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Drawn = tuple[Arm, RecordedDynamics]
 
 
 def experts_figure(watched: Sequence[Drawn]) -> Markup | None:
-    """Returns maps of load by layer and expert and by layer and rank, and a table of the busiest ranks; None without
-    experts."""
+    """Returns the figure of expert load: heat maps by layer and expert and by layer and rank, and a table of the
+    busiest ranks; None if no map can be drawn."""
     found = [(arm, seen) for arm, seen in watched if seen.experts]
     if not found:
         return None
@@ -42,7 +42,7 @@ def experts_figure(watched: Sequence[Drawn]) -> Markup | None:
 
 
 def shared(load: Sequence[float], ranks: int) -> list[float]:
-    """Returns the load of each of `ranks` ranks that hold the experts in order, relative to an even share."""
+    """Returns the load of each of `ranks` ranks that hold the experts in order; 1 is an even share."""
     each = len(load) // ranks
     return [sum(load[rank * each : (rank + 1) * each]) * ranks for rank in range(ranks)]
 
@@ -55,10 +55,10 @@ Map = tuple[Arm, list[HeatColumn], list[str]]
 
 
 def _maps(found: Sequence[Drawn], key: int) -> list[Map]:
-    """Returns the map of expert load for each arm: a column for each expert (`key` 1) or each of `key` ranks, and the
-    names of the layers.
+    """Returns (arm, columns, names of the layers) of the heat map of expert load for each arm: a column for each expert
+    (`key` 1) or each of `key` ranks.
 
-    An arm with too many experts, or whose ranks would hold unequal numbers, is left out."""
+    An arm with too many experts, or with ranks of unequal numbers of experts, is left out."""
     maps: list[Map] = []
     for arm, seen in found:
         most = max(map(len, seen.experts.values()))
@@ -88,7 +88,8 @@ def _panel(key: int, maps: Sequence[Map], scale: HeatScale) -> Markup:
 
 
 def _table(found: Sequence[Drawn]) -> Markup:
-    """Returns a table of the busiest rank, which determines the time of a step, and of the rows sent to other ranks."""
+    """Returns the table, by arm and number of ranks, of the busiest rank's load and of the share of rows sent to
+    others."""
     names = ("Arm", "Ranks", "Busiest rank", "Mean over layers", "Rows sent to other ranks")
     heads = [tag("th", words, scope="col") for words in names]
     rows = []

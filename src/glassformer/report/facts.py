@@ -64,8 +64,8 @@ def sample_section(arms: Sequence[Arm]) -> Markup | Absent:
 
 
 def answer_section(arms: Sequence[Arm]) -> dict[str, Markup]:
-    """Returns {"answers": section} on the answers of each arm to held-out sources (share of right ones, table of
-    classes, examples); {} if no run has answers."""
+    """Returns {"answers": section} on the answers of each arm's first run to held-out sources: the share of correct
+    answers, a table of classes, and examples; {} if no first run has answers."""
     found = [(arm, run.answers) for arm in arms for run in arm.runs[:1] if run.answers is not None]
     if not found:
         return {}
@@ -144,8 +144,8 @@ _NAMES = {
 
 
 def facts_section(results: Results) -> Markup:
-    """Returns the section with data, budget and machine as recorded, whatever their fields, notes on fairness, and the
-    command."""
+    """Returns the section with all recorded fields of data, budget and machine, the notes on fairness, and the command
+    that repeats the comparison."""
     budget = results.budget.model_dump(exclude_unset=True)
     notes = [restyled(note) for note in budget.pop("notes", [])]
     columns = [
@@ -220,7 +220,7 @@ def _plain_count(digits: str) -> str:
 
 
 def _command(results: Results) -> Markup:
-    """Returns the section's text with the command that made the page, and a link to its data."""
+    """Returns the HTML of the command that repeats the comparison, and of a link that saves its results.json."""
     command = results.command
     line = (
         tag("div", copyable(command), class_="command")
@@ -247,7 +247,7 @@ def _command(results: Results) -> Markup:
 
 
 def plain(value: Any) -> Any:
-    """Returns the value as strict JSON data: a number that is not finite becomes null."""
+    """Returns the value as strict JSON data: a number that is not finite becomes None, other objects become text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -45,7 +45,8 @@ def _alone(order: Sequence[Arm]) -> bool:
 
 
 def _single(opening: Markup, first: Arm, second: Arm, gap: float) -> Markup:
-    """Returns the finding for one seed as a sentence, only on the result of this run."""
+    """Returns the finding if chance was not measured, as a sentence: the losses of this single trial, without a
+    verdict."""
     untested = "; whether another seed would say the same was not tested."
     lead = join([fixed(gap), " below ", arm_name(second)])
     return join([opening, " of this single trial, ", _loss(first), ", ", lead, untested])
@@ -99,7 +100,7 @@ def _interval(pair: Verdict) -> str:
 
 
 def _fates(arms: Sequence[Arm]) -> Markup:
-    """Returns a sentence on unfinished runs: `x diverged after 120k tokens; one of three seeds of y failed`."""
+    """Returns the fates of arms with unfinished runs: `x diverged after 120k tokens; y failed in 2 of 3 seeds`."""
     return join((_fate(arm) for arm in arms if arm.trouble), "; ")
 
 

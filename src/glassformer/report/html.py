@@ -40,12 +40,12 @@ def section(key: str, title: str, *children: object) -> Markup:
 
 
 def arm_name(arm: Arm, plain: bool = False) -> Markup:
-    """Returns the name of an arm in its colour, isolated from the direction of the surrounding text."""
+    """Returns the name of an arm as bold HTML, in the colour of the arm unless `plain`."""
     return tag("b", breakable(arm.name, "+"), class_="arm" if plain else f"arm {colour(arm.index)}")
 
 
 def arm_label(arm: Arm) -> Markup:
-    """Returns the name of an arm with its line and marker in the figures."""
+    """Returns the name of an arm after a sample of the line and the marker that the arm has in the figures."""
     return tag("span", swatch(arm.index), arm_name(arm), class_="arm-label")
 
 
@@ -56,7 +56,7 @@ def scroll(label: str, *children: object) -> Markup:
 
 
 def caption(*children: object) -> Markup:
-    """Returns the small text under a figure or a table."""
+    """Returns a paragraph of small text, for below a figure or a table."""
     return tag("p", *children, class_="caption")
 
 
@@ -65,7 +65,7 @@ def figure(picture: Markup, *after: object) -> Markup:
 
 
 def two_sizes(wide: Markup, narrow: Markup) -> Markup:
-    """Returns both drawings of a figure, for wide and narrow screens; the style sheet shows the one that fits."""
+    """Returns two drawings of one figure, for wide and for narrow screens; the style sheet shows the one that fits."""
     return join([tag("div", wide, class_="wide"), tag("div", narrow, class_="narrow")])
 
 

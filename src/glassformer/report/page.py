@@ -33,12 +33,12 @@ NAMED = 6
 
 def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
     """Writes the page of a comparison to `path` atomically, so that a reader finds the old page or the complete new
-    one."""
+    one; returns the path."""
     return write_document(render(results), path)
 
 
 def write_run(run: RunResult, path: str | os.PathLike[str]) -> Path:
-    """Writes the page of one run, as `write_report` does."""
+    """Writes the page of one run to `path` atomically; returns the path."""
     return write_document(render_run(run), path)
 
 
@@ -101,7 +101,8 @@ def _absent(parts: Sequence[Absent]) -> Markup:
 
 
 def _title(results: Results, arms: Sequence[Arm]) -> str:
-    """Returns the given title, or one made of the names of all arms, including missing ones, and the data."""
+    """Returns the given title; without one, a title made of the data and the names of the arms, missing ones included,
+    or from three arms on their number."""
     if results.title and results.title.strip():
         return results.title
     data = results.data.name
@@ -126,7 +127,7 @@ def _header(results: Results, arms: Sequence[Arm], finding: Markup) -> Markup:
 
 
 def _when(results: Results) -> Markup | None:
-    """Returns the time at which the comparison was made; None if it was not recorded."""
+    """Returns the date and time at which the comparison was made, as HTML; None if they were not recorded."""
     created = results.created
     if not created:
         return None
@@ -139,12 +140,12 @@ def _when(results: Results) -> Markup | None:
 
 
 def _asked(results: Results) -> list[tuple[str, str]]:
-    """Returns (name, seed) of the requested runs."""
+    """Returns (name of the arm, seed as text) of each requested run."""
     return [(name, str(seed)) for name, seed in results.asked]
 
 
 def _missing(results: Results, arms: Sequence[Arm]) -> list[tuple[str, str]]:
-    """Returns (name, seed) of the requested runs that have not ended."""
+    """Returns (name of the arm, seed as text) of each requested run that has not ended."""
     there = {(arm.name, str(run.seed)) for arm in arms for run in arm.runs}
     return [one for one in _asked(results) if one not in there]
 
@@ -198,7 +199,7 @@ def _seed_notice(results: Results, arms: Sequence[Arm]) -> Markup | None:
 
 
 def _terms(results: Results, arms: Sequence[Arm]) -> Markup:
-    """Returns the line of conditions of the comparison: the matched quantity, seeds, data, machine."""
+    """Returns the line of conditions of the comparison: matched quantity, seeds, parameters, data, machine."""
     counts = sorted({len(arm.runs) for arm in arms})
     parameters = sorted(p for arm in arms if (p := arm.mean(PARAMETERS)) is not None)
     size = dict.fromkeys(count(p) for p in (parameters[:1] + parameters[-1:]))
@@ -215,8 +216,8 @@ def _terms(results: Results, arms: Sequence[Arm]) -> Markup:
 
 
 def _matched(results: Results) -> tuple[str, str]:
-    """Returns (label, text) of the quantity that is equal for all arms, such as tokens; if rounding to whole steps made
-    it unequal, with its range over arms."""
+    """Returns (label, text) on the quantity that all arms have in equal amount, such as tokens: its amount per arm, or
+    its range over arms if the amounts spent differ."""
     budget = results.budget
     match, amounts = budget.match, {"tokens": budget.tokens, "flops": budget.flops, "minutes": budget.minutes}
     amount = amounts.get(match or "")

@@ -98,7 +98,8 @@ def _components(one: dict[str, Any]) -> Markup:
 
 
 def _layers(one: dict[str, Any]) -> Markup | None:
-    """Returns, for one layer of each kind, a bar and a table of its matrices; None if the plan has no layers."""
+    """Returns, for each kind of layer, a bar of the parameters of its matrices and a table of their parameters and
+    FLOPs; None if the plan has no layers."""
     if "layers" not in one:
         return None
     return join(_layer(one["name"], layer) for layer in one["layers"])
@@ -203,7 +204,7 @@ def _decoding(one: dict[str, Any]) -> Markup | None:
 
 
 def _table(label: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
-    """Returns a table; each row has a name with a coloured square, and values."""
+    """Returns an HTML table; a row is a name, shown with the coloured square of its part of the bar, and values."""
     head = tag("thead", tag("tr", *(tag("th", word, scope="col") for word in headings)))
     body = [
         tag("tr", tag("th", tag("span", part_swatch(index), row[0], class_="arm-label"), scope="row"),
@@ -214,7 +215,7 @@ def _table(label: str, headings: Sequence[str], rows: Sequence[Sequence[object]]
 
 
 def _unfold(formula: str, numbers: str) -> Markup:
-    """Returns a formula that unfolds to show its numbers."""
+    """Returns a formula as HTML that unfolds to show `numbers`; only the formula if they are empty."""
     if not numbers:
         return tag("code", formula)
     return tag("details", tag("summary", tag("code", formula)), tag("code", numbers))

@@ -41,7 +41,8 @@ def sketch(config: dict) -> ModelSketch:
 
 
 def _tower(tower: dict, sizes: dict) -> ModelSketch:
-    """Returns embedding, layers and final norm of a decoder or an encoder, as boxes."""
+    """Returns the part of the drawing for a decoder or an encoder: embedding, layers and final norm, without the
+    head."""
     embedding = mapping(tower.get("embedding"))
     patches, vectors = mapping(embedding.get("patches")), mapping(embedding.get("vectors"))
     stages = [_stage(mapping(stage)) for stage in sequence(tower.get("stack"))[:SHOWN_STAGES]]
@@ -85,7 +86,7 @@ def _gives(head: dict) -> str:
 def marked(models: Sequence[ModelSketch]) -> list[ModelSketch]:
     """Returns the wiring drawings with marks at the boxes that differ between arms.
 
-    If more than half of the arms agree in a place, it is marked in the others, otherwise in all."""
+    If more than half of the arms have equal content in a box, the box is marked in the other arms, otherwise in all."""
     places = [_places(model) for model in models]
     keys = dict.fromkeys(key for place in places for key in place)
     differs: list[set[Place]] = [set() for _ in models]

@@ -78,7 +78,7 @@ def _head(title: str, unit: str, ascending: bool = False) -> Markup:
 
 
 class _Cells:
-    """Column of the table of arms, with one unit for all arms."""
+    """Cells of one column of the table of arms, all in the same unit."""
 
     def __init__(self, column: Column, arms: Sequence[Arm]) -> None:
         self.column = column
@@ -116,8 +116,8 @@ class _Cells:
 
 
 def _counted(value: float, beside: float) -> str:
-    """Formats the spread of a count with the suffix and the decimals of its mean, the second value: 0.2k for a mean of
-    38.0k."""
+    """Formats a count, or the spread of a mean count, with the suffix and the decimals of the second value, the mean: a
+    spread of 0.2k at a mean of 38.0k."""
     if abs(beside) < 9_999.5:
         return fixed(value, 0) if abs(beside) >= 100 or float(value).is_integer() else si(value)
     scale, suffix = next((scale, suffix) for scale, suffix in _SUFFIXES if abs(beside) >= 0.9995 * scale)
@@ -138,7 +138,7 @@ def _row(arm: Arm, columns: Sequence[_Cells], best: bool) -> Markup:
 
 
 def _status(arm: Arm) -> Markup:
-    """Returns the cell that says how the runs of an arm ended, and how many did not finish."""
+    """Returns the table cell with the status of an arm: ok, or the statuses and number of its unfinished runs."""
     if arm.complete:
         share = tag("small", f"{len(arm.runs)} seeds") if len(arm.runs) > 1 else None
         return tag("td", "ok", share, class_="status", data_sort="0")
@@ -154,7 +154,7 @@ def _unfinished(arms: Sequence[Arm]) -> Markup | None:
 
 
 def _last_words(arm: Arm) -> list[str]:
-    """Returns one sentence for each error of an arm's runs, with the seeds in which it occurred."""
+    """Returns a text for each distinct error of an arm's runs, with the last loss of each run that had the error."""
     said: dict[str, list[str]] = {}
     for run in arm.runs:
         if run.status != "ok":
@@ -164,7 +164,7 @@ def _last_words(arm: Arm) -> list[str]:
 
 
 def _seen(run: RunResult, seeds: bool) -> str:
-    """Returns the last loss of a run as text."""
+    """Returns the last recorded loss of a run and its tokens as text; `seeds` adds the seed."""
     last = last_seen(run)
     words = f"loss {fixed(last[1], 2)} at {si(last[0])} tokens" if last else "nothing"
     return f"{words} (seed {run.seed})" if seeds else words

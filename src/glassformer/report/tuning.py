@@ -1,5 +1,5 @@
-"""Learning rates chosen by trials: the curve of every arm, the chosen rate, the verdicts at chosen and default rates;
-as a section of a comparison's page, and as a separate page while the comparison is unfinished."""
+"""Section, and separate page, on a tuning: learning rates chosen for each arm by trials, with the curves of loss
+against rate, the chosen rates, and the verdicts at chosen and at default rates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ STEEP = 1.25
 
 
 def tuning_section(results: Results, arms: Sequence[Arm], command: str) -> Markup | Absent:
-    """Returns the section on learning rates; without a tuning, Absent with the reason and the `command` that tunes."""
+    """Returns the section on the arms' learning rates; if the results have no trials of rates, Absent with the reason,
+    and the `command` that would try several rates."""
     if results.tuning is None and _TUNED.search(results.command):
         return Absent(_TITLE, "this is part of a tuned comparison, whose tuning.html has the curves and both verdicts.")
     if results.tuning is None:
@@ -60,7 +61,8 @@ def render_tuning(tuning: Tuning, command: str) -> str:
 
 
 def finding(tuning: Tuning) -> str:
-    """Returns the finding of a tuning: a sentence that says if a verdict changed, and each pair's two verdicts."""
+    """Returns the finding of a tuning: if verdicts differ between chosen and usual rates, and each pair's two
+    verdicts."""
     if not tuning.tuned:
         return "No verdict is measured yet." if len(tuning.arms) > 1 else ""
     told = []

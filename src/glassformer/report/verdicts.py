@@ -1,4 +1,4 @@
-"""Section of verdicts: each pair with its interval around zero, on one scale."""
+"""Section of verdicts: the interval of the loss difference of each pair of arms, all on one axis around zero."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .html import Absent, arm_name, caption, none, scroll, section
 def verdict_section(
     verdicts: Sequence[Verdict], arms: Sequence[Arm], command: str = "", pending: str = ""
 ) -> Markup | Absent:
-    """Returns the section of verdicts; without any, Absent with the reason: `pending`, or single seeds and the
-    `command` that adds seeds."""
+    """Returns the section with the table of verdicts; without verdicts, Absent with the reason: `pending` if given, or
+    single seeds, with the `command` that adds seeds."""
     if not verdicts:
         if pending:
             return Absent("Verdicts", pending)
@@ -29,7 +29,7 @@ def verdict_section(
 
 
 def _reading(verdicts: Sequence[Verdict]) -> str:
-    """Returns the text that explains the columns of the table of verdicts."""
+    """Returns the caption of the table of verdicts: the meaning of its bars, dots, bands and p values."""
     words = (
         "Each bar is the interval of a difference between two arms over the seeds of both. It points towards the "
         "arm with the lower loss. If the whole bar is on one side of zero, the pair is decided and its dot filled."

@@ -20,9 +20,9 @@ from glassformer.training import ObjectiveConfig
 from glassformer.training.objectives import Answered, Asked
 
 PAIRS = 500
-"""Number of held-out pairs, evenly spread."""
+"""Maximum number of held-out pairs (source, target) that a model answers."""
 ROWS = 64
-"""Answers generated at once."""
+"""Number of answers that are generated in one batch."""
 SAMPLES = 8
 HAN, KANA = re.compile(r"[\u3400-\u9fff]"), re.compile(r"[\u3040-\u30ff]")
 
@@ -80,8 +80,8 @@ def _given(told: Sequence[Answered], labels: Sequence[str], overlap: bool) -> An
 
 
 def shared_words(right: str, answer: str) -> float:
-    """Returns 2 s / (a + b): s words that both texts have, of a and b; without case, punctuation and articles (the
-    evaluation of SQuAD)."""
+    """Returns the F1 of the words of two texts, 2 s / (a + b), for texts of a and b words with s words in common; case,
+    punctuation and articles are ignored, as in the evaluation of SQuAD."""
     sides = [Counter(_words(text)) for text in (right, answer)]
     totals = [side.total() for side in sides]
     if not all(totals):
@@ -95,8 +95,8 @@ def _words(text: str) -> list[str]:
 
 
 def greedy(model: Model, asked: Sequence[Asked], end: int | None, context: int) -> list[list[int]]:
-    """Returns the most likely tokens of each text, without its end token: at most twice the length of its target plus
-    8, and at most the room that the context has after the prompt."""
+    """Returns the token ids of the model's greedy answer to each of `asked`, without the end token `end`: at most twice
+    the length of its target plus 8, and at most the room that the context has after the prompt."""
     prompts = [one.opening.tokens.tolist() for one in asked]
     sources = [one.opening.source for one in asked]
     given = None if sources[0] is None else [source.tolist() for source in sources if source is not None]
@@ -114,7 +114,8 @@ def greedy(model: Model, asked: Sequence[Asked], end: int | None, context: int) 
 
 
 def scores(written: list[str], right: list[str]) -> dict[str, Any]:
-    """Returns BLEU and chrF with sacrebleu's signatures; None for both if it is not installed."""
+    """Returns {bleu, chrf, signatures} of the answers `written` against `right`; scores None without sacrebleu
+    installed."""
     try:
         sacrebleu = importlib.import_module("sacrebleu")
     except ImportError:

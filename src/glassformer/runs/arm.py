@@ -47,11 +47,12 @@ SECONDS_IDLE = 60
 STOPPED = 75
 """Exit status of a run that was asked to stop; it is saved, and resumes when it is requested again."""
 BEGUN, ENDED = "begun", "ended"
-"""Lines before the first event of a run and after its last, if the process can train another one."""
+"""Lines that the process prints before the first event of a run, and after the last one if it can train another run."""
 
 
 def main() -> int:
-    """Trains every requested run; after a failed one it ends, with that run's exit status."""
+    """Trains the runs named on standard input until no name comes for a while; returns 0, or the exit status of the
+    first run that failed or was stopped."""
     settle()
     asked: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(asked,), daemon=True).start()
@@ -93,7 +94,7 @@ def _listen(asked: SimpleQueue[bytes]) -> None:
 
 
 def _complain_to(path: Path) -> None:
-    """Redirects standard error, also of libraries, to this file."""
+    """Redirects the standard error of this process, also that of libraries, to a file."""
     with path.open("wb") as file:
         sys.stderr.flush()
         os.dup2(file.fileno(), 2)
@@ -177,16 +178,17 @@ def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Seque
 
 
 class Sparing(Callback):
-    """Callback that lets evaluations in the course of a compared run take a tenth of its training: its verdict reads
-    only the last one, on more text."""
+    """Callback that lowers the number of evaluations in the course of a compared run, to at least `FEWEST`, so that
+    they take at most a tenth of its training time; the verdict reads only the evaluation after training, on more
+    text."""
 
     def started(self, run: Training) -> None:
         run.evaluations = spared(run)
 
 
 def company(began: tuple[float, float] | None, ended: tuple[float, float] | None) -> dict[str, float]:
-    """Returns the cores that other programs used between two counts of `CoreTimes`; empty if the system does not
-    count."""
+    """Returns {`COMPANY`: mean number of cores that other programs used between two counts of `CoreTimes`}; {} if the
+    system does not count."""
     if began is None or ended is None or ended[0] <= began[0]:
         return {}
     return {COMPANY: round(max(0.0, ended[1] - began[1]) / (ended[0] - began[0]), 2)}

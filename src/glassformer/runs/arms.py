@@ -16,14 +16,14 @@ MOST_STEPS, MOST_ROWS, MOST_EXPERTS = 120, 64, 512  # limits of watched data: la
 
 
 def points(curve: Sequence[Sequence[Any]]) -> Points:
-    """Returns the finite pairs of a recorded curve, in order."""
+    """Returns the points of a recorded curve whose x and y are finite, sorted by x."""
     pairs = [(finite(p[0]), finite(p[1])) for p in curve if len(p) == 2]
     return sorted((a, b) for a, b in pairs if a is not None and b is not None)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Number of a run, by its name in verdicts."""
+    """Quantity that is measured of a run: its name, such as `validation.loss`, and the function that reads it."""
 
     name: str
     of: Callable[[RunResult], float | None]
@@ -53,7 +53,8 @@ STATE_BYTES = _of_generation("state_bytes_per_token", lambda found: found.state_
 
 @dataclass(frozen=True)
 class Stat:
-    """Quantity over seeds: the mean, and from two seeds the sample standard deviation."""
+    """Values of a quantity over seeds, with their mean, and from two seeds on their sample standard deviation and
+    range."""
 
     values: tuple[float, ...]
 
@@ -72,7 +73,8 @@ class Stat:
 
 @dataclass(frozen=True)
 class Arm:
-    """All seeds of one named configuration; `index`, its place in the request, decides its colour."""
+    """Arm of a comparison: the runs of one model, one for each seed. `index`, its place among the arms, sets its
+    colour."""
 
     index: int
     name: str
@@ -99,7 +101,7 @@ class Arm:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """Recipe of the arm's first run."""
+        """Recipe of the arm's first run that has one; {} without any."""
         return next((run.recipe for run in self.runs if run.recipe), {})
 
     @property
@@ -108,7 +110,7 @@ class Arm:
         return ", ".join(dict.fromkeys(run.status for run in self.runs if run.status != "ok"))
 
     def stat(self, quantity: Quantity) -> Stat | None:
-        """Returns a quantity over the counted runs."""
+        """Returns the values of a quantity in the counted runs that have it; None without any."""
         values = [v for run in self.counted if (v := finite(quantity.of(run))) is not None]
         return Stat(tuple(values)) if values else None
 
@@ -118,12 +120,12 @@ class Arm:
 
     @property
     def unmeasured(self) -> str:
-        """Reason why the arm lacks a quantity, in words."""
+        """Reason why a quantity of the arm is missing, in words: not measured, or the status of its runs."""
         return "not measured" if self.finished else self.trouble
 
 
 def arms_of(runs: Sequence[RunResult]) -> list[Arm]:
-    """Returns the runs grouped by name, in the order in which the names first appear."""
+    """Returns an arm for each name among the runs, in the order in which the names first appear."""
     gathered: dict[str, list[RunResult]] = {}
     for run in runs:
         gathered.setdefault(run.name, []).append(run)
@@ -131,7 +133,7 @@ def arms_of(runs: Sequence[RunResult]) -> list[Arm]:
 
 
 def ranked(arms: Sequence[Arm]) -> list[Arm]:
-    """Returns arms by validation loss, lowest first; those without a finished run come last."""
+    """Returns the arms sorted by mean validation loss, lowest first; arms without one, or unfinished, come last."""
 
     def key(arm: Arm) -> tuple[bool, float]:
         loss = arm.mean(LOSS)
@@ -142,11 +144,10 @@ def ranked(arms: Sequence[Arm]) -> list[Arm]:
 
 @dataclass(frozen=True)
 class RecordedDynamics:
-    """Recorded statistics of one run: `layers[statistic][i][j]` is that of window i, which ends at `steps[i]`, and row
-    j.
+    """Statistics that were recorded while one run trained. `layers[statistic][i][j]` is the value in window i (steps up
+    to `steps[i]`) and row j; the `depth` layers of the model are spread evenly over the rows.
 
-    `depth` layers share the rows evenly. A value is a number, a word for one that is not finite, or anything else for
-    no value."""
+    A value is a number, a word for a number that is not finite, or anything else for a missing value."""
 
     run: RunResult
     steps: list[float]
@@ -156,7 +157,7 @@ class RecordedDynamics:
     events: list[dict[str, Any]]
     left_out: int
     experts: dict[int, list[float]]
-    """Share of the assignments of each expert towards the end, by layer."""
+    """Load of the experts towards the end of the run, by layer: the share of the layer's assignments of each expert."""
 
     @property
     def rows(self) -> int:
@@ -165,7 +166,8 @@ class RecordedDynamics:
 
 
 def watched(run: RunResult) -> RecordedDynamics | None:
-    """Returns the readable dynamics of a run, or None if it was not watched."""
+    """Returns the recorded dynamics of a run, cut to the limits of this module, without unreadable values; None if none
+    were recorded."""
     seen = run.dynamics
     steps: list[float] = []
     for ended in seen.steps[:MOST_STEPS]:
@@ -183,7 +185,8 @@ def watched(run: RunResult) -> RecordedDynamics | None:
 
 
 def _loads(seen: Dynamics) -> dict[int, list[float]]:
-    """Returns the loads of experts that are valid shares, by layer."""
+    """Returns the loads of all experts of a layer, scaled to the sum 1, by layer; a layer with an invalid load, a
+    single expert or too many experts is left out."""
     found = {}
     for one in seen.experts[:MOST_ROWS]:
         load = [finite(share) for share in one.load[: MOST_EXPERTS + 1]]
@@ -194,29 +197,29 @@ def _loads(seen: Dynamics) -> dict[int, list[float]]:
 
 
 def training_curve(run: RunResult) -> Points:
-    """Returns the curve of (tokens, loss)."""
+    """Returns the curve of a run's training loss, points (tokens, nats per token); [] without one."""
     return points(run.train.curve) if run.train else []
 
 
 def validation_curve(run: RunResult) -> Points:
-    """Returns the curve of (tokens, held-out loss)."""
+    """Returns the curve of a run's held-out loss in training, points (tokens, nats per token); [] without one."""
     return points(run.train.validation_curve) if run.train else []
 
 
 def held_out_tokens(runs: Sequence[RunResult]) -> tuple[str, str]:
-    """Returns the number of held-out tokens behind the loss of a trained model, and behind each point of its curve in
-    training, in words; empty if unknown."""
+    """Returns (number of held-out tokens of the loss after training, that of each validation in training) as texts,
+    with a range if runs differ; a text is empty if the number is unknown."""
     final = sorted({run.validation.tokens for run in runs if run.validation})
     while_training = sorted({n for run in runs if run.train and (n := run.train.validation_tokens) is not None})
     return _counts(final), _counts(while_training)
 
 
 def _counts(known: list[int]) -> str:
-    """Returns numbers in words: `39,872`, or `16,384 to 39,872` if runs differ."""
+    """Returns sorted counts as text: `39,872` for a single one, else first and last, `16,384 to 39,872`."""
     return " to ".join(f"{n:,}" for n in dict.fromkeys(known[:1] + known[-1:]))
 
 
 def last_seen(run: RunResult) -> tuple[float, float] | None:
-    """Returns the last (tokens, loss) that a run recorded, or None."""
+    """Returns the last point (tokens, loss) of a run's training curve; None without a curve."""
     curve = training_curve(run)
     return curve[-1] if curve else None

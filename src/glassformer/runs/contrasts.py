@@ -53,20 +53,21 @@ class Contrasts:
 
     @property
     def t(self) -> Array:
-        """Difference in standard errors; infinite for a difference with a standard error of zero."""
+        """T statistic of each pair: difference / standard error; infinite if only the error is zero, 0 for no
+        difference."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.difference == 0, 0.0, self.difference / self.error)
 
     @property
     def p(self) -> Array:
-        """Two-sided p of each pair by itself."""
+        """Two-sided p value of each pair by itself, (..., pairs), not adjusted for the other pairs."""
         from scipy.special import stdtr
 
         return 2 * stdtr(self.df, -np.abs(self.t))
 
     def critical(self, level: float) -> Array:
-        """Returns the half width of each interval in standard errors, so that all of a table hold together with
-        probability 1 - level."""
+        """Returns the half width of the interval of each difference in standard errors, (..., pairs), so that all
+        intervals of a table hold together with probability 1 - level."""
         balanced = len(set(self.seeds.tolist())) == 1
         tested = np.broadcast_to(np.isfinite(self.homogeneity)[..., None], self.df.shape)
         found = np.empty(self.df.shape)
@@ -77,7 +78,8 @@ class Contrasts:
         return found
 
     def intervals(self, level: float) -> tuple[Array, Array]:
-        """Returns (low, high) of each difference."""
+        """Returns the ends (low, high) of the differences' intervals, arrays (..., pairs), as wide as
+        `critical(level)`."""
         half = self.critical(level) * self.error
         return self.difference - half, self.difference + half
 

@@ -23,7 +23,8 @@ arms."""
 
 @dataclass(frozen=True)
 class Difference:
-    """Place where configs differ; `values` are words per config, None for absent."""
+    """Place at which configs differ: its axis (`group`), its path, and its value in each config as text, None if
+    absent."""
 
     group: str
     path: str
@@ -37,13 +38,13 @@ class Difference:
 
 
 def differences(configs: Sequence[dict]) -> list[Difference]:
-    """Returns the places where these configs differ, in the order of the axes."""
+    """Returns the places at which the configs differ, sorted by their group as in `GROUPS`."""
     found = list(_walk((), list(configs)))
     return sorted(found, key=lambda one: GROUPS.index(one.group))
 
 
 def value_at(tree: Any, path: str) -> Any:
-    """Returns the value at the path of a `Difference`; None if it is absent."""
+    """Returns the value that a config has at the path of a `Difference`; None if the path is absent."""
     for step in path.split("."):
         if isinstance(tree, list):
             tree = tree[int(step)] if int(step) < len(tree) else None
@@ -65,7 +66,7 @@ def group_of(path: Sequence[str]) -> str:
 
 
 def alike(values: Sequence[Any]) -> bool:
-    """Returns True if all values are equal; fractions may differ by less than their printed precision."""
+    """Returns True if all values are equal; fractions count as equal up to a relative difference of `CLOSE`."""
     return all(_alike(values[0], value) for value in values[1:])
 
 
@@ -80,7 +81,8 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _walk(path: tuple[str, ...], values: list[Any]) -> Iterator[Difference]:
-    """Yields the differences below a path while all configs have one kind of part; otherwise the whole part is one."""
+    """Yields the differences between `values`, the configs' values at `path`: field by field for parts of one kind,
+    entry by entry for lists of parts; otherwise one difference for the whole value."""
     if alike(values):
         return
     if len(path) < _DEEPEST and all(isinstance(v, dict) for v in values) and alike([v.get("kind") for v in values]):
@@ -101,7 +103,8 @@ def _is_list_of_parts(value: object) -> bool:
 
 
 def _words(value: Any, beside: Sequence[Any]) -> str | None:
-    """Returns a value in words; for a part only the fields that differ from the others."""
+    """Returns a config's value as text, None if it is absent; a part is shown without the fields that other configs'
+    parts share, and without switches that are off in all."""
     if isinstance(value, str) and value == ABSENT:
         return None
     if not isinstance(value, dict):
@@ -111,18 +114,19 @@ def _words(value: Any, beside: Sequence[Any]) -> str | None:
 
 
 def _off(key: Any, parts: Sequence[dict]) -> bool:
-    """Returns True for a switch that is off in all parts: a kind without it behaves equally."""
+    """Returns True if the field is False or absent in all parts: a part without the switch behaves like one with it
+    off."""
     return all(part.get(key, False) is False for part in parts)
 
 
 def _shared(key: Any, parts: Sequence[dict]) -> bool:
-    """Returns True if several parts have this leaf, with equal values."""
+    """Returns True if at least two parts have this field, all with equal values."""
     values = [part[key] for part in parts if key in part]
     return len(values) > 1 and alike(values)
 
 
 def part(value: dict, skip: set[Any] | frozenset[Any] = frozenset(), depth: int = 0) -> str:
-    """Returns a part in one line: `glu(hidden=1024, activation=silu)`."""
+    """Returns a part of a config as one line without the fields `skip`: `glu(hidden=1024, activation=silu)`."""
     inside = []
     for key, item in value.items():
         if key == "kind" or key in skip or item is None:
@@ -146,7 +150,8 @@ def _inner(item: Any, depth: int) -> str:
 
 
 def leaf(value: Any) -> str:
-    """Returns a single value as a config file would write it."""
+    """Returns a single value as short text for display: fractions rounded to three significant digits, None as `none`,
+    strings without quotes, other values as JSON."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -170,7 +175,7 @@ _NAMES = {
 
 
 def plain_name(path: str, alone: bool) -> str:
-    """Returns a path in words: `stack.0.blocks.0.mixer.n_kv_heads` becomes `Mixer: key/value heads`.
+    """Returns the path of a config's field in words: `stack.0.blocks.0.mixer.n_kv_heads` as `Mixer: key/value heads`.
 
     `alone`: every arm has one kind of block, so that its number is omitted."""
     steps = path.split(".")

@@ -29,7 +29,8 @@ NOTICED = 2.0
 
 
 def combined(changes: int) -> list[tuple[bool, ...]]:
-    """Returns the arms of the design, as a flag for each change; the first arm has no change."""
+    """Returns the arms of the design for a number of changes: for each arm, True for the changes that it has; the first
+    arm has no change."""
     rows = sorted(product((False, True), repeat=changes), key=lambda row: (sum(row), [not one for one in row]))
     return rows if changes <= WHOLE else [row for row in rows if sum(row) % 2 == 0]
 
@@ -48,7 +49,7 @@ class Effect:
 
     @property
     def shown(self) -> bool:
-        """True if the interval excludes zero."""
+        """True if the interval of the effect excludes zero."""
         return excludes_zero(self.low, self.high)
 
     @property
@@ -80,7 +81,8 @@ def effects(losses: Array, rows: Sequence[tuple[bool, ...]], confidence: float =
 
 
 def by_chance(df: float) -> float:
-    """Returns the probability that an effect of zero is noticed."""
+    """Returns the probability that an effect of zero exceeds `NOTICED` standard errors by chance, with `df` degrees of
+    freedom."""
     from scipy.special import stdtr
 
     return float(2 * stdtr(df, -NOTICED))

@@ -16,7 +16,7 @@ class _Event(BaseModel):
 
 
 class StageEvent(_Event):
-    """Next part of a work of several comparisons."""
+    """Message on work that has several parts, such as the start of its next comparison."""
 
     event: Literal["stage"] = "stage"
     words: str
@@ -32,7 +32,7 @@ class PlanEvent(_Event):
 
 
 class ReadingEvent(_Event):
-    """Progress of one stage on a text, a file or a model; `total` may be unknown."""
+    """Progress of one stage of work on a text, a file or a model: `done` of `total` units, None if unknown."""
 
     event: Literal["reading"] = "reading"
     stage: str
@@ -98,14 +98,14 @@ class Wrote(_RunEvent):
 
 
 class Watched(_RunEvent):
-    """Spike, or the answer to it, as a sentence."""
+    """Event in training, such as a loss spike or the step skipped because of it, as a sentence."""
 
     event: Literal["watched"] = "watched"
     words: str
 
 
 class Measuring(_RunEvent):
-    """Start of the measures of a trained model."""
+    """Start of the measurements on the trained model, after training."""
 
     event: Literal["measuring"] = "measuring"
 

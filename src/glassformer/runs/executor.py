@@ -37,7 +37,7 @@ class Executor(Protocol):
     workers: int
     """Maximum number of runs in parallel on one machine."""
     shared: bool
-    """True if these runs share a device, so that their speeds do not compare."""
+    """True if runs in parallel share a device, so that their speeds do not compare."""
     here: bool
     """True if this machine trains the runs."""
 
@@ -50,7 +50,8 @@ class Executor(Protocol):
 
 
 def kept(requests: Iterable[RunRequest], folder: Path, notify: Notify = silent) -> dict[Key, RunResult]:
-    """Returns the results of the requests that were trained to their end before, or diverged."""
+    """Returns {key: result} of the requests that an earlier run in `folder` has trained to its end, or until it
+    diverged; sends `Kept` for each."""
     found = {}
     for request in requests:
         if (result := finished(request, folder)) is not None:
@@ -71,7 +72,7 @@ def execute(
 
 
 def finished(request: RunRequest, folder: Path) -> RunResult | None:
-    """Returns the result that this request has left; None if it has left no complete one."""
+    """Returns the complete result of a request that was trained in `folder` before; None without one."""
     result = read_result(request.place(folder))
     return result if result is not None and request.answered_by(result) else None
 
@@ -132,7 +133,7 @@ class Local:
         return training
 
     def training(self, place: Path) -> WorkerRun:
-        """Returns the worker run that trains the run of a folder."""
+        """Returns the object that trains the run in the folder `place` by a worker process."""
         return WorkerRun(place)
 
     def _result(self, ended: _Ended, folder: Path) -> RunResult:
@@ -223,7 +224,7 @@ class Slots(Local):
 
 
 class _OnDevice(WorkerRun):
-    """Worker run that takes a free device, and returns it."""
+    """Run in a worker process on a device taken from `free`, which gets it back after the run."""
 
     def __init__(self, place: Path, free: deque[str]):
         self.device, self.free = free.popleft(), free
@@ -237,7 +238,8 @@ class _OnDevice(WorkerRun):
 
 
 def _device(name: str) -> str:
-    """Returns the device of a slot, with its number if it is a GPU."""
+    """Returns the device of a slot by its name: `cpu`, or a GPU with its number, `cuda:0` for `cuda`. Raises
+    RequestError."""
     named = machine.device_named(name)
     if named != "cpu" and not named.startswith("cuda"):
         raise RequestError(f"slots={name}: use cpu, or cuda:0 and so on", field="slots", value=name, code="unknown")

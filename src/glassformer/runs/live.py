@@ -44,7 +44,7 @@ def shown(progress: bool | Notify) -> Iterator[Notify]:
 
 
 class View:
-    """Progress on standard error, so that standard output holds only the result."""
+    """Display of progress on standard error, so that standard output holds only the result."""
 
     def __init__(self, quiet: bool = False):
         self.console = Console(stderr=True, quiet=quiet)
@@ -88,7 +88,7 @@ class View:
             self.bars.update(task, visible=False)
 
     def _tell(self, stage: str, done: int, total: int | None) -> None:
-        """Prints a line for a long stage, every few seconds."""
+        """Prints a line on the progress of a long stage, unless one was printed in the last `PATIENCE` seconds."""
         now, left = time.monotonic(), self._left(stage, done, total)
         if now - self.told.get(stage, self.started[stage] + FIRST - PATIENCE) > PATIENCE:
             self.told[stage] = now
@@ -107,7 +107,7 @@ class View:
 
 
 class ComparisonView(View):
-    """Progress with one bar for each run: loss, tokens/s, remaining time."""
+    """Display of the progress of comparisons, with one bar for each run: loss, tokens/s, remaining time."""
 
     def __init__(self, quiet: bool = False):
         super().__init__(quiet)
@@ -194,8 +194,8 @@ class ComparisonView(View):
                     self.say(f"{event.name} seed {event.seed}: {ending}")
 
     def _until_end(self, event: events.Step) -> str:
-        """Returns the remaining time of a run, measured from its first event, so that evaluations and checkpoints
-        count; for several runs also that of all."""
+        """Returns the remaining time of a run as text, estimated from the time since its first event `step`, so that
+        evaluations and checkpoints count; if runs are waiting, also that of all runs."""
         now = time.monotonic()
         at, done = self.first.setdefault(event.key, (now, event.done))
         spent, share = now - at, event.done - done

@@ -34,12 +34,12 @@ def constant_level(looks: Sequence[int], pairs: Pairs = ((0, 1),), error: float 
 
 
 def false_verdicts(looks: Sequence[int], levels: Sequence[float], pairs: Pairs = ((0, 1),)) -> float:
-    """Returns the probability of a false verdict if each look has a separate level."""
+    """Returns the probability of a false verdict, on any pair at any look, if look i has the level `levels[i]`."""
     return float((_p_values(_counted(looks), pairs) < np.asarray(levels)).any(1).mean())
 
 
 def look_notes(seen: Sequence[int], planned: Sequence[int]) -> list[str]:
-    """Returns a note for verdicts that were seen at several numbers of seeds."""
+    """Returns [note on the levels of the verdicts], if verdicts are seen at several numbers of seeds; else []."""
     looks = sorted({*seen, *planned})
     if len(looks) < 2:
         return []
@@ -67,8 +67,9 @@ def _counted(looks: Sequence[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _p_values(looks: tuple[int, ...], pairs: Pairs) -> Array:
-    """Returns, at each look, the share of comparisons whose largest |t| is at least this one's, (PATHS, looks); without
-    a difference between the arms, with their common variance."""
+    """Returns the p values, at each look, of `PATHS` simulated comparisons of arms without a difference, (PATHS,
+    looks). The p value of a comparison is the share of simulated ones whose largest |t| over the pairs is at least as
+    large."""
     arms = 1 + max(max(pair) for pair in pairs)
     random = np.random.default_rng(SEED)
     largest = np.concatenate([

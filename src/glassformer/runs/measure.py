@@ -40,7 +40,8 @@ TEMPERATURE, TOP_K = 0.8, 40
 
 
 def describe(name: str, run: Run, peak: int | None) -> RunResult:
-    """Returns the result with only the training; `peak` is its peak memory in bytes."""
+    """Returns the result of a run after training, before its trained model is measured; `peak`: peak memory in
+    bytes."""
     steps = [row for row in run.metrics if "loss" in row]
     checks = [row for row in run.metrics if "validation" in row]
     return RunResult(
@@ -76,7 +77,7 @@ def describe(name: str, run: Run, peak: int | None) -> RunResult:
 
 
 def measured(result: RunResult, run: Run, text: Tokens, loss_alone: bool = False) -> RunResult:
-    """Returns the result with the measures of the trained model; `loss_alone` leaves out all but its loss."""
+    """Returns a copy of `result` with the measures of the trained model added; `loss_alone`: only its held-out loss."""
     context, objective = run.recipe.context, run.recipe.objective
     text = objective.with_tokens(text)
     found = evaluate(
@@ -117,8 +118,8 @@ def generation(run: Run, text: Tokens, most: int = GENERATED) -> Generation | No
 def write_sample(
     model: Model, recipe: Recipe, text: Tokens, most: int = GENERATED
 ) -> tuple[Sample, list[float]] | None:
-    """Returns at most `most` tokens that the model generates after held-out text, and the seconds of each; None if it
-    does not generate."""
+    """Returns (sample of at most `most` tokens that the model generates after held-out text, seconds of each token);
+    None for a model that does not generate."""
     if not recipe.objective.writes(model.config):
         return None
     opening = recipe.objective.opening(text, max(1, min(PROMPT, recipe.context // 4)), model.config)
@@ -143,10 +144,8 @@ def write_sample(
 
 
 def scatter(timings: list[float], stretches: int = 8) -> float | None:
-    """Returns the standard deviation of the medians of `stretches` equal parts: the drift of a machine while it
-    measures.
-
-    None with fewer than two timings in each."""
+    """Returns the standard deviation of the medians of `stretches` equal parts of the timings: the drift of a machine
+    while it measures; None with fewer than two timings in a part."""
     size = len(timings) // stretches
     if size < 2:
         return None
@@ -154,14 +153,16 @@ def scatter(timings: list[float], stretches: int = 8) -> float | None:
 
 
 def curve(rows: list[dict[str, Any]], axis: str, value: str = "loss") -> list[Point]:
-    """Returns (axis, value) of at most POINTS points: means over equal numbers of steps."""
+    """Returns a curve of at most POINTS points from the rows of steps: [last `axis`, mean `value`] of groups of equally
+    many steps."""
     size = max(1, -(-len(rows) // POINTS))
     pieces = [rows[i : i + size] for i in range(0, len(rows), size)]
     return [[piece[-1][axis], _finite(sum(row[value] for row in piece) / len(piece))] for piece in pieces]
 
 
 def _validation(found: dict[str, Any] | None) -> Validation | None:
-    """Returns the held-out loss; None if it was not measured, or is not finite, which JSON cannot represent."""
+    """Returns the held-out measures; None if they are missing, or the loss is not finite, which JSON cannot
+    represent."""
     return None if found is None or not math.isfinite(found["loss"]) else Validation(**found)
 
 

@@ -22,7 +22,7 @@ from glassformer.runs.verdicts import Table, against_first
 from glassformer.thresholds import CONFIDENCE
 
 MOST_SEEDS = 1000
-"""Maximum number of seeds of a comparison: intervals narrow with the square root of their number, so ten are many."""
+"""Maximum number of seeds of a comparison. Intervals narrow with the square root of the number, so ten are many."""
 PILOT = "pilot"
 """Folder of the pilot, inside that of the comparison."""
 PILOT_SEEDS = 3
@@ -34,7 +34,8 @@ LARGEST_EFFECT = 0.5
 
 
 def check_effect(effect: object, arms: int) -> None:
-    """Raises RequestError unless the effect is a share that can be planned for, of at least two arms."""
+    """Raises RequestError for fewer than two arms, and for an effect that is not a number above 0 and at most
+    `LARGEST_EFFECT`, as a share of the loss."""
     if arms < 2:
         raise RequestError(
             "--power plans for a difference between models; name two",
@@ -49,8 +50,8 @@ def check_effect(effect: object, arms: int) -> None:
 
 
 def needed(runs: Sequence[RunResult], effect: float, confidence: float = CONFIDENCE) -> Power | None:
-    """Returns the seeds and hours that show a difference of `effect` times the first arm's loss, with a power of 80 %,
-    between each other arm and the first; None if no arm finished two seeds with the first."""
+    """Returns the seeds and hours that show, with a power of 80 %, a difference of `effect` times the loss of the
+    reference arm (`against_first`) between each other arm and it; None if no arm shares two finished seeds with it."""
     pairs = against_first(runs)
     table = Table.of(runs, pairs)
     family = [pair for pair in pairs if table.shared(pair) > 1]

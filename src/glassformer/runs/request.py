@@ -88,7 +88,8 @@ class RunRequest:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Plain values of the request, as in request.json."""
+        """Values that decide the run, as plain data of request.json: name, config, recipe, hashes of text and
+        weights."""
         return {
             "name": self.name,
             "config": self.config.to_dict(),
@@ -109,8 +110,8 @@ class RunRequest:
         return result.key == self.key and same and result.pretrained == begun
 
     def write(self, place: Path, shared: bool = False) -> None:
-        """Writes request.json for the process that trains the run; `shared`: runs in parallel with others on one
-        device."""
+        """Writes request.json to the folder `place`, for the process that trains the run; `shared`: the run shares its
+        device with others."""
         text = {"tokenizer": self.text.tokenizer, "train": self.text.train, "validation": self.text.validation}
         begins = {} if self.pretrained is None else {"pretrained_file": str(self.pretrained.path.resolve())}
         besides = {
@@ -135,7 +136,8 @@ def place_of(folder: Path, name: str, seed: int) -> Path:
 
 
 def text_of_runs(folder: Path) -> Tokens | None:
-    """Opens the text on which the runs in a folder are trained; None without runs. Raises RequestError."""
+    """Opens the prepared text of the first run in a folder that names one; None without such a run. Raises
+    RequestError."""
     for path in sorted(folder.rglob(REQUEST)):
         if places := read_request(path.parent).get("text"):
             return Tokens.open(**places)

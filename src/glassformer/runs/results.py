@@ -31,7 +31,7 @@ def _of_both(counts: list[int]) -> list[int]:
 
 
 LARGEST = 1e300
-"""Largest number of a file, because pages add numbers up, and scale them."""
+"""Largest magnitude of a number in a file, because pages add numbers up, and scale them."""
 Number = Annotated[int | float, Field(ge=-LARGEST, le=LARGEST)]
 """Number that is written again unchanged: 1 does not become 1.0."""
 Amount = Annotated[int | float, Field(ge=0, le=LARGEST)]
@@ -63,7 +63,7 @@ class Entry(Written):
 
 
 class Described(RootModel[dict[str, Any]]):
-    """Open description: every key is shown, few are read."""
+    """Description with any keys, as a mapping: pages show every key, code reads few."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -194,14 +194,14 @@ class EarlySample(Entry):
 
 
 class Generation(Entry):
-    """Cached generation of one stream."""
+    """Speed and memory of generation of one sequence with a decode state (KV cache), and a sample."""
 
     tokens_per_second: Amount
     """New tokens per second."""
     seconds_per_token: Amount
     """Median seconds per token."""
     seconds_per_token_scatter: Amount | None = None
-    """Standard deviation of the medians of eighths of the text."""
+    """Standard deviation of the median seconds per token between eight equal parts of the text."""
     state_bytes_per_token: Amount
     """Growth of the decode state (KV cache) per token, in bytes."""
     sample: Sample
@@ -222,7 +222,7 @@ class Answers(Entry):
     confusion: list[list[Count]] = []
     """Number of texts by their class (row) and the class that the model gave (column)."""
     placeholders: Amount | None = None
-    """Share of answers that keep the placeholders of their source."""
+    """Share of answers that keep the placeholders of their source, among sources with any."""
     bleu: Amount | None = None
     """Corpus BLEU, 0 to 100."""
     chrf: Amount | None = None
@@ -261,7 +261,7 @@ class Reach(Entry):
 
 
 class ExpertLoad(Entry):
-    """Share of a layer's assignments of each of its experts."""
+    """Load of the experts of one layer: the share of the layer's assignments of tokens to each expert."""
 
     layer: Count = 0
     """Index of the layer."""
@@ -273,15 +273,15 @@ class Dynamics(Entry):
     """Statistics that were recorded while the run trained (`--watch`); without fields if none were."""
 
     steps: list[Number] = []
-    """Observed steps."""
+    """Last step of each window of steps."""
     depth: Count = 0
     """Number of layers."""
     layers: dict[str, list[list[Any]]] = {}
-    """Values by statistic, layer and step."""
+    """Values by statistic, window of steps, and layer or group of adjacent layers."""
     curves: dict[str, list[list[Any]]] = {}
-    """Values of the whole model by statistic and step."""
+    """Points [step, value] by statistic of the whole model."""
     experts: list[ExpertLoad] = []
-    """Load of experts at the last observation."""
+    """Load of experts by layer, a mean over the last part of the run."""
     events: list[dict[str, Any]] = []
     """Spikes and other events, with their steps."""
     events_left_out: Count = 0
@@ -415,7 +415,8 @@ class Verdict(Entry):
     p_holm: Real | None = None
     """Two-sided p, adjusted for all verdicts of the comparison."""
     level: Real | None = None
-    """Probability of an interval that misses at this look, for all verdicts together: 1 - confidence for one look."""
+    """Probability that any interval of the comparison misses its difference at this look: 1 - confidence for one
+    look."""
     degrees_of_freedom: Amount | None = None
     pooled: bool | None = None
     """True if the variance is estimated from all arms."""
@@ -430,7 +431,7 @@ class Verdict(Entry):
     ended: Counts = []
     """Numbers of runs of a and of b that were trained, to their end or until they diverged; empty if none diverged."""
     diverged: Counts = []
-    """Numbers of these runs that diverged."""
+    """Numbers of runs of a and of b that diverged; empty if none did."""
     p_diverged: Real | None = None
     """Fisher's exact p that both arms diverge equally often."""
     terms: str | None = None
@@ -472,7 +473,7 @@ class Verdict(Entry):
 
 
 class SeedsNeeded(Entry):
-    """Number of seeds that shows a difference between two arms."""
+    """Number of seeds that a comparison needs to show a difference between two arms, estimated from a pilot."""
 
     a: str
     b: str
@@ -485,7 +486,7 @@ class SeedsNeeded(Entry):
     seeds: Count | None
     """Seeds for the estimate `sd`; None if the largest number of seeds is not enough."""
     seeds_low: Count | None
-    """Seeds for `sd_low`."""
+    """Seeds for the lower end `sd_low` of the interval of `sd`; None like `seeds`."""
     seeds_high: Count | None
 
 
@@ -502,13 +503,13 @@ class Power(Entry):
     """Number of seeds of the pilot."""
     pairs: list[SeedsNeeded]
     seeds: Count | None
-    """Number of seeds that is enough for every pair."""
+    """Number of seeds that is enough for every pair; None if the largest number is not enough."""
     hours: Amount | None
     """Training time of all arms with `seeds` seeds, one run after the other, in hours."""
 
 
 class Trial(Entry):
-    """Run at a learning rate that was tried."""
+    """Trial of a learning rate: one run of an arm."""
 
     power: int
     """Exponent: the rate is 2**power times that of the usual rule."""
@@ -530,11 +531,11 @@ class TunedArm(Entry):
     between: bool
     """True if the chosen rate is the minimum of a parabola, between rates that were tried."""
     settled: bool
-    """True if there are worse rates on both sides of the best."""
+    """True if rates with higher losses were tried on both sides of the best rate."""
     sensitivity: Amount
     """Sensitivity E[min(l, l0) - l*] over the grid, in nats: the cost of an untuned rate."""
     tuned_as: str = ""
-    """Name among the runs at the chosen rate."""
+    """Name of the arm in the runs at its chosen rate."""
     loss_chosen: Real | None = None
     """Mean loss at the chosen rate over the fresh seeds."""
     loss_usual: Real | None = None
@@ -611,12 +612,13 @@ class Results(Entry):
         return list(dict.fromkeys(run.name for run in self.runs))
 
     def verdict(self, one: str, other: str) -> Verdict | None:
-        """Returns the verdict on two models, in either order, or None."""
+        """Returns the verdict on two models, given in either order; None without one."""
         return next((verdict for verdict in self.verdicts if {verdict.a, verdict.b} == {one, other}), None)
 
     @property
     def best(self) -> str | None:
-        """Model with a verdict of better, and not of equivalent, against every other model; None without one."""
+        """Name of the model with a verdict of better, and not of equivalent, against every other model; None without
+        one."""
 
         def beats(one: str, other: str) -> bool:
             verdict = self.verdict(one, other)

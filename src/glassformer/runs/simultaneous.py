@@ -99,7 +99,7 @@ def _legendre_nodes(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache
 def _chi_nodes(df: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns nodes and weights over the density of sqrt(chi²(df) / df)."""
+    """Returns nodes and weights with Σ w g(s) = ∫ f(s) g(s) ds for the density f of sqrt(chi²(df) / df)."""
     from scipy.special import gammaln
     from scipy.stats import chi2
 
@@ -111,7 +111,8 @@ def _chi_nodes(df: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Returns Holm's adjusted p values (1979): the i-th smallest of m times m - i, each at least the previous one."""
+    """Returns the p values adjusted by Holm's method (1979), in the given order: the i-th smallest of m, i from 0, is
+    multiplied by m - i, then raised to the one before if that is larger, and at most 1."""
     order = sorted(range(len(p)), key=p.__getitem__)
     adjusted, largest = [0.0] * len(p), 0.0
     for rank, index in enumerate(order):
@@ -138,7 +139,8 @@ def power(noncentrality: float, critical: float, df: float) -> float:
 
 @lru_cache
 def detectable(critical: float, df: float, wanted: float = POWER) -> float:
-    """Returns the difference, in standard errors, that is shown in a share `wanted` of the experiments."""
+    """Returns the true difference, in standard errors, that a t test with this critical value shows in a share `wanted`
+    of experiments."""
     from scipy.optimize import brentq
 
     high = 2 * critical + 2

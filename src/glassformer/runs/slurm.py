@@ -37,7 +37,7 @@ from glassformer.runs.workers import LONGEST, WorkerRun, last_line
 JOBS, LOGS = "jobs.json", "jobs"
 EVENTS, OUTCOME = "events.jsonl", "outcome.json"
 LIVES = 3
-"""Maximum number of times that the run of a dead worker is submitted."""
+"""Maximum number of times that a run is submitted again because its worker died."""
 BETWEEN_STEPS = 5.0
 """Minimum seconds between two events `step` that a job writes down."""
 BETWEEN_LOOKS, BETWEEN_QUESTIONS = 2.0, 10.0
@@ -47,7 +47,7 @@ SURE = 2
 SAVING = 60.0
 """Seconds that a run has to save itself; submitit asks 90 seconds before the end."""
 LONGEST_ARRAY = 1000
-"""Largest index of an array; SLURM accepts one more by default."""
+"""Maximum number of jobs in one array; SLURM accepts one more by default."""
 MINUTES = 60
 """Default minutes of a job, which is queued again until its run is done."""
 TIMES_OUT = 10_000
@@ -64,10 +64,11 @@ class Queue(Protocol):
     """Interface of a queue of jobs."""
 
     def submit(self, arms: Sequence[SlurmRun], folder: Path) -> list[str]:
-        """Submits each arm to some machine; returns a name for each. Logs may be written to `folder`."""
+        """Submits a job for each run; returns the names of the jobs. Logs may be written to `folder`."""
 
     def states(self, names: Sequence[str]) -> dict[str, str]:
-        """Returns SLURM's states of these jobs; for one that is gone, one of GONE or an empty text."""
+        """Returns {name: state by SLURM} of these jobs; a job that will not continue has a state of GONE, or no
+        entry."""
 
 
 @dataclass
@@ -120,13 +121,13 @@ class SlurmRun:
 
 
 def shares_processor() -> bool:
-    """Returns True if this job shares its processor with other jobs."""
+    """Returns True if this job trains without a GPU on only some of the machine's cores, next to other jobs."""
     cards = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "NoDevFiles")
     return not cards and machine.available_cores() < (os.cpu_count() or 1)
 
 
 def _writer(file: IO[str]) -> Notify:
-    """Returns a `Notify` that writes events to a file, few of the steps."""
+    """Returns a function that writes events to a file, and a `step` at most once in `BETWEEN_STEPS` seconds."""
     last = -BETWEEN_STEPS
 
     def write(event: Event) -> None:
@@ -189,7 +190,7 @@ class Slurm:
 
 
 class _Job:
-    """Run and the job that trains it."""
+    """Requested run, and the job of the queue that trains it."""
 
     def __init__(self, request: RunRequest, folder: Path):
         self.request, self.place = request, request.place(folder)
@@ -204,7 +205,7 @@ class _Job:
         self.error: str | None = None
 
     def tell(self, notify: Notify) -> None:
-        """Passes on the events of the run since the last read."""
+        """Sends `notify` the events that the run has written to its file since the last call."""
         try:
             with (self.place / EVENTS).open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self.read:  # of a new job
@@ -225,7 +226,7 @@ class _Job:
 
     @property
     def outcome(self) -> int | None:
-        """Exit status of a run that has ended, successfully or not; else None."""
+        """Exit status of the run, which its job writes at the end; None before that."""
         try:
             status = json.loads((self.place / OUTCOME).read_text(encoding="utf-8"))["status"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -234,13 +235,13 @@ class _Job:
 
 
 class _Jobs:
-    """All jobs of a folder, by name in jobs.json."""
+    """Unfinished runs of a folder and their jobs, whose names are kept in jobs.json."""
 
     def __init__(self, queue: Queue, folder: Path, left: list[_Job]):
         self.queue, self.folder, self.left = queue, folder, left
 
     def begin(self) -> None:
-        """Submits the runs that no earlier job trains."""
+        """Submits the runs that no earlier job and no other process trains; adopts the earlier jobs."""
         held = self._held()
         known = self.queue.states(list(held.values()))
         for job in self.left:
@@ -264,7 +265,8 @@ class _Jobs:
             replace_text(self.folder / JOBS, json.dumps(self._held() | named))
 
     def states(self) -> dict[str, str]:
-        """Returns the states in the queue; counts for each job the queries that did not know it."""
+        """Returns {name of a job: its state in the queue}; counts the consecutive queries in which each job was
+        missing."""
         states = self.queue.states([job.name for job in self.left if job.name is not None])
         for job in self.left:
             job.missed = 0 if states.get(str(job.name), "") not in GONE | {""} else job.missed + 1

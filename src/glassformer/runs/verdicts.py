@@ -58,7 +58,7 @@ def verdicts(
 
 
 def _level(looks: Sequence[int], pairs: Sequence[Names], confidence: float) -> float:
-    """Returns the level of each look for these pairs."""
+    """Returns the level of significance of each look, equal at all looks, for verdicts on these pairs."""
     names = list(dict.fromkeys(name for pair in pairs for name in pair))
     return constant_level(looks, tuple((names.index(a), names.index(b)) for a, b in pairs), 1 - confidence)
 
@@ -105,7 +105,7 @@ class Table:
         return int(np.isfinite(self.columns(pair)).all(1).sum())
 
     def columns(self, names: Sequence[str]) -> Array:
-        """Returns the losses of some arms, (seeds, names)."""
+        """Returns the losses of the arms with these names, (seeds, names); nan for missing ones."""
         return self.losses[:, [self.names.index(name) for name in names]]
 
 
@@ -131,7 +131,7 @@ class _ByLoss:
 def _by_loss(
     table: Table, family: Sequence[Names], looks: Sequence[int], confidence: float, margin: float
 ) -> dict[Names, _ByLoss]:
-    """Returns the statistics of all pairs, judged together."""
+    """Returns {pair: statistics of its losses}, with intervals and p values adjusted for all pairs together."""
     names = list(dict.fromkeys(name for pair in family for name in pair))
     losses = table.columns(names)
     pairs = tuple((names.index(a), names.index(b)) for a, b in family)
@@ -157,7 +157,7 @@ def _by_loss(
 
 @dataclass(frozen=True)
 class _Ends:
-    """Outcomes of the runs of a pair, a before b."""
+    """Numbers of ended and of diverged runs of the arms of a pair, each (of a, of b)."""
 
     ended: tuple[int, int]
     diverged: tuple[int, int]
@@ -186,7 +186,7 @@ def _by_divergence(runs: Sequence[RunResult], pair: Names) -> _Ends:
 
 
 def _verdict(pair: Names, by_loss: _ByLoss | None, ends: _Ends, confidence: float, level: float) -> Verdict:
-    """Returns the verdict: by divergence first, at `level`; then by the losses."""
+    """Returns the verdict on a pair: by divergence if Fisher's exact p is at most `level`, otherwise by the losses."""
     fields: dict[str, Any] = dict.fromkeys(("difference", "low", "high"))
     words: Finding = "no verdict" if by_loss is None else "no difference shown"
     if by_loss is not None:

@@ -14,7 +14,8 @@ BEST = "best"
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """Returns finding, difference with interval and p, divergences, and the terms for which the verdict holds."""
+    """Returns a verdict in words: finding, difference with interval and p, divergences, and the terms of the
+    verdict."""
     parts = [finding(verdict), *filter(None, (_difference(verdict), _missed(verdict), divergences(verdict)))]
     terms = f", {verdict.terms}" if verdict.terms else ""
     return f"{verdict.b} against {verdict.a}: {'; '.join(parts)}{terms}"
@@ -38,7 +39,8 @@ def best_words(results: Results) -> str:
 
 
 def outcome(verdict: Verdict) -> str:
-    """Returns the finding with its interval, the better arm first; loss(b) - loss(a) if neither is."""
+    """Returns a verdict as a clause: the better arm by its lead with interval; if neither is better, the finding with
+    the interval of loss(b) - loss(a)."""
     known = verdict.difference is not None and verdict.low is not None and verdict.high is not None
     ends = (verdict.difference or 0.0, verdict.low or 0.0, verdict.high or 0.0)
     if verdict.winner is None:
@@ -52,7 +54,8 @@ def outcome(verdict: Verdict) -> str:
 
 
 def divergences(verdict: Verdict) -> str:
-    """Returns the numbers of diverged runs of each arm, and the consequence."""
+    """Returns a clause with the numbers of diverged runs of each arm, and their effect on the verdict; empty without
+    any."""
     if not any(verdict.diverged) or not verdict.ended:
         return ""
     (of_a, of_b), (a, b) = verdict.diverged, verdict.ended
@@ -88,7 +91,7 @@ def failures(results: Results) -> Iterator[str]:
 
 
 def percent(share: float | None) -> str:
-    """Returns a share in per cent: `0.5 %` for 0.005."""
+    """Returns a share in per cent: `0.5 %` for 0.005; `the margin` for None."""
     return f"{100 * share:.3g} %" if share is not None else "the margin"
 
 

@@ -33,7 +33,7 @@ LONGEST = 500
 
 
 class Worker:
-    """Process that was started for the run in `place`."""
+    """Process that trains one run after another; its standard error at first goes to the folder `place`."""
 
     def __init__(self, place: Path, environment: Mapping[str, str]):
         # -P: the current folder may hold a user's file with a module's name, such as random.py
@@ -53,8 +53,8 @@ class Worker:
             )
 
     def train(self, place: Path, notify: Notify) -> tuple[bool, str | None, int]:
-        """Passes on the events of a run until it ends; returns (True if it started, its last error, its exit
-        status)."""
+        """Trains the run of a folder in the process, and sends its events to `notify`; returns (True if the run
+        started, its last error or None, its exit status)."""
         assert self.process.stdin is not None and self.process.stdout is not None
         with suppress(OSError):  # it has ended, as detected below
             self.process.stdin.write(json.dumps(str(place)) + "\n")
@@ -92,7 +92,7 @@ def last_line(complaints: Path) -> str | None:
 
 
 class Pool:
-    """Workers, idle and running."""
+    """Pool of idle worker processes, which runs take from it and give back."""
 
     def __init__(self) -> None:
         self.idle: list[Worker] = []
@@ -126,7 +126,7 @@ POOL = Pool()
 
 
 class WorkerRun:
-    """Run in a worker of the pool, for a separate thread: another thread may stop it."""
+    """Run in a worker process of the pool: one thread calls `run`, and another one may call `stop`."""
 
     def __init__(self, place: Path, environment: Mapping[str, str] | None = None):
         """Sets up the run; `environment` is added to that of the process."""
@@ -152,7 +152,7 @@ class WorkerRun:
         return None, -signal.SIGINT
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
-        """Asks the run to save itself and end."""
+        """Sends the worker process a signal: SIGINT asks the run to save itself and end, SIGKILL ends it at once."""
         self.stopped = True
         if self.worker is not None and self.worker.process.poll() is None:
             self.worker.process.send_signal(number)
