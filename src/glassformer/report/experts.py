@@ -1,4 +1,4 @@
-"""Figure of the load of experts (shares of the assignments of tokens), and of ranks (processes) that hold several experts."""
+"""Figure of the load of experts (shares of the assignments of tokens), and of ranks (processes) that hold experts."""
 
 from __future__ import annotations
 
