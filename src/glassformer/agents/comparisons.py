@@ -161,8 +161,8 @@ class Comparisons:
         }  # fmt: skip
 
     def resume(self, name: str) -> None:
-        """Starts a process that continues a comparison; finished runs are kept. Raises RequestError while another one
-        is computed, and for a comparison that was not started here."""
+        """Starts a process that continues a comparison; finished runs are kept. Raises RequestError while another
+        comparison is computed, and for one whose folder has no asked.yaml, because no server started it."""
         self._refuse_second()
         if not (self.place(name) / ASKED).is_file():
             raise RequestError(

@@ -80,8 +80,8 @@ class PlanTool(Arguments):
     """Add parameters by component and by matrix of a layer, with their formulas."""
 
     def call(self, comparisons: Comparisons) -> dict[str, Any]:
-        """Returns {"plans": a dict for each model}, as `glassformer plan --json` prints; without `explain`, no
-        formulas."""
+        """Returns {"plans": a dict for each model}, as `glassformer plan --json` prints; without `explain`, the fields
+        `components`, `layers` and `symbols` are left out."""
         for model in self.models:
             check_published(model)
         if self.machine is not None:

@@ -41,7 +41,8 @@ class ModelName:
     text: bool = False
 
     def check(self, value: str, field: str) -> None:
-        """Raises RequestError for a value that cannot name such a model; `field` is ignored."""
+        """Raises RequestError for a value that cannot name a model (one with weights if `self.weights`, one that reads
+        text if `self.text`); `field` is ignored."""
         check_model(value, self.weights, self.text)
 
 

@@ -43,7 +43,8 @@ def parse(app: App, arguments: list[str], example: str) -> Callable[[], object]:
 
 
 def _values(command: Callable[..., object], given: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mark]]:
-    """Yields name and value of each option that can be checked, with its mark."""
+    """Yields (name, value, mark) for each `Mark`, an object whose `check` refuses wrong values, in the annotation of an
+    option in `given`, or of a field of an option that is a dataclass."""
     hints = get_type_hints(command, include_extras=True) if inspect.isfunction(command) else {}
     for name, value in given.items():
         yield from ((name, value, mark) for mark in _marks(hints.get(name)))

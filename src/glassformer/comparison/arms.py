@@ -29,17 +29,17 @@ Match = Literal["tokens", "flops", "minutes"]
 MOST_ARMS = 1000
 """Largest number of models of one comparison"""
 UNFAIR = 0.2
-"""Largest relative difference in parameters of the layers without `allow_unmatched`."""
+"""Largest relative difference between arms in parameters of the layers, for a design without `allow_unmatched`."""
 ALIKE = {
     "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "steps": "--steps", "seed": "--seeds",
     "context": "--context", "evaluation_tokens": "the same number", "objective": "--objective",
 }  # fmt: skip
-"""Fields of the recipe that must be the same for all arms, and the option that sets them: losses are compared under one
-budget, on the same text, for the same seeds."""
+"""Fields of the recipe that must be the same for all arms, each with what to give to all (an option): losses are
+compared under one budget, on the same text, for the same seeds."""
 
 
 DEFAULTED = ("batch_size", "objective")
-"""Fields of the recipe for which the option's value None means the default"""
+"""Fields of the recipe for which None, the value of an option left out, means the default"""
 
 
 def check_seeds(seeds: object) -> int:
@@ -53,8 +53,8 @@ def check_seeds(seeds: object) -> int:
 
 
 def check_planned(looks: Sequence[int]) -> None:
-    """Raises RequestError unless the planned looks, numbers of seeds at which verdicts are read, are from 2 to
-    MOST_SEEDS."""
+    """Raises RequestError unless each planned look, a number of seeds at which verdicts will be read, is an integer
+    from 2 to MOST_SEEDS."""
     for look in looks:
         check_whole("looks", look, least=2)
         if look > MOST_SEEDS:
@@ -63,9 +63,9 @@ def check_planned(looks: Sequence[int]) -> None:
 
 
 def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {field: value} of a recipe, given as a `Recipe` or a mapping (`recipe`) and by name (`fields`); a name
-    has precedence. For fields of DEFAULTED, None means not given. Raises RequestError if `recipe` has a field that
-    `Recipe` does not."""
+    """Returns {field: value} of `recipe`, a mapping or a `Recipe` (only its fields that were set), updated by `fields`,
+    in which None for a field of DEFAULTED counts as not given. Raises RequestError if `recipe` is of another type or
+    has a field that `Recipe` does not."""
     if isinstance(recipe, Recipe):
         given = {name: getattr(recipe, name) for name in recipe.model_fields_set}
     elif recipe is None or isinstance(recipe, Mapping):
@@ -80,7 +80,7 @@ def recipe_fields(recipe: Recipe | Mapping[str, Any] | None, fields: Mapping[str
 
 
 def recipe_defaults() -> dict[str, Any]:
-    """Returns the default values of the recipe's fields, without the budget."""
+    """Returns {field: default value} of the recipe's fields, without those of the budget."""
     names = set(Recipe.model_fields) - set(BUDGETS)
     return {name: Recipe.model_fields[name].get_default() for name in names}
 
@@ -116,8 +116,9 @@ class DesignArm:
 
     @classmethod
     def of(cls, name: str | None, model: Any, unnamed: str = "model") -> DesignArm:
-        """Makes an arm from a model as a caller or a file gives it. Without `name`, an expression is named after itself
-        and any other model is called `unnamed`. Raises RequestError for an invalid model or name."""
+        """Makes an arm from a model in any form in which a caller or a file gives it: an expression, path, config,
+        model, mapping of fields, or arm, which is returned as it is. Without `name`, an expression is its own name, and
+        any other model is called `unnamed`. Raises RequestError for an invalid model or name."""
         if isinstance(model, DesignArm):
             return model
         changes: dict[str, str] = {}
@@ -135,18 +136,18 @@ class DesignArm:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """Config of the arm's model, with the vocabulary of its preset, which that of the text replaces later. Raises
-        RequestError for an invalid expression."""
+        """Config of the arm's model, with the vocabulary size of its preset, which the size of the text's vocabulary
+        replaces later. Raises RequestError for an invalid expression."""
         return self.model if isinstance(self.model, ModelConfig) else preset(self.model)
 
     def own(self, name: str) -> Any:
         """Returns the value that the arm's expression sets for the config field `name`; None if it does not set the
-        field."""
+        field, and for an arm without an expression."""
         return own_value(self.model, self.config, name) if isinstance(self.model, str) else None
 
     def changed(self, changes: Sequence[str]) -> DesignArm:
-        """Returns the arm with further changes of its model and recipe, which are also added to its name. Raises
-        RequestError for an unknown change."""
+        """Returns the arm with further changes of its model and recipe, such as "rope" or "recipe.warmup=0.1", which
+        are also added to its name. Raises RequestError for an unknown change."""
         more = "+".join(["", *changes])
         model: str | ModelConfig
         if isinstance(self.model, str):
@@ -166,7 +167,8 @@ class DesignArm:
 
     @property
     def told(self) -> Any:
-        """The arm's model in the form that a file holds: an expression, or a tree of plain values."""
+        """The arm's model with its own changes of the recipe, in the form that a file holds: an expression, or a tree
+        of plain values."""
         if isinstance(self.model, str):
             whole = "+".join([self.model, *(f"{RECIPE}.{key}={value}" for key, value in self.recipe.items())])
             recipe_last = sorted(CHANGES.split(self.name), key=lambda change: change.startswith(f"{RECIPE}."))
@@ -176,28 +178,30 @@ class DesignArm:
 
     @property
     def entry(self) -> Any:
-        """The arm in the form that a file holds: an expression that is its own name, or a mapping from the name to the
-        model."""
+        """The arm in the form that a file holds: its expression if that is also its name, otherwise {name: its
+        expression or tree}."""
         return self.told if self.told == self.name else {self.name: self.told}
 
 
 def one_arm(model: Any, unnamed: str) -> DesignArm:
-    """Returns the arm of one model, or of a mapping from its name to the model; `unnamed` is the name of a model
-    without one. Raises RequestError."""
+    """Returns the arm of `model`, a model or a mapping {its name: model}; a model without a name is called `unnamed`.
+    Raises RequestError for an invalid model or name."""
     named = model if isinstance(model, Mapping) and len(model) == 1 else [DesignArm.of(None, model, unnamed)]
     (arm,) = arms(named).values()
     return arm
 
 
 def listing(arms: Sequence[DesignArm]) -> list[Any] | dict[str, Any]:
-    """Returns the models as written to a file: a list of expressions, or a mapping from names to models."""
+    """Returns the arms' models as a design.yaml holds them: a list of expressions if each is its arm's name, otherwise
+    {name: model}."""
     listed, names = [arm.told for arm in arms], [arm.name for arm in arms]
     return listed if listed == names else dict(zip(names, listed, strict=True))
 
 
 def arms(models: Any) -> dict[str, DesignArm]:
-    """Makes the arms from a sequence of models or a mapping from names to them; returns {name: arm}. Raises
-    RequestError for an empty list, for two models with one name, and for a change of a field in ALIKE."""
+    """Makes the arms from a sequence of models or a mapping from names to models; returns {name: arm}. Raises
+    RequestError for an empty list, for two models with one name, and if an arm changes a field of the recipe that is in
+    ALIKE."""
     if not isinstance(models, Mapping | Sequence) or isinstance(models, str):
         message = f"models is a {type(models).__name__}; give a list of models, or a mapping from names to models"
         raise RequestError(message, code="type", field="models", value=type(models).__name__, expected="a list")
@@ -229,8 +233,8 @@ def arms(models: Any) -> dict[str, DesignArm]:
 
 
 def common_context(arms: Mapping[str, DesignArm], given: int | None) -> int:
-    """Returns the context length of all arms: `given`, or the length that every expression sets, or the recipe's
-    default. Raises RequestError if an expression sets a different length."""
+    """Returns the context length of all arms in tokens: `given`; if None, the length that all expressions set, if it is
+    the same; otherwise the recipe's default. Raises RequestError if an expression sets a different length."""
     own = {name: arm.own("context") for name, arm in arms.items()}
     default = next(iter(own.values())) if len(set(own.values())) == 1 else None
     context = next(c for c in (given, default, Recipe.model_fields["context"].default) if c is not None)
@@ -244,8 +248,8 @@ def common_context(arms: Mapping[str, DesignArm], given: int | None) -> int:
 
 
 def tokens_of_steps(steps: int | None, tokens: int | None, batch_size: int | None, context: int) -> int | None:
-    """Returns the budget in tokens: `tokens`, or `steps` times the common batch size and context. Raises RequestError
-    if both are given."""
+    """Returns the budget in tokens: `tokens`, or `steps` times the common batch size (None for the default) and
+    context; None if neither is given. Raises RequestError if both are given."""
     if steps is None:
         return tokens
     check_whole("steps", steps)
@@ -265,9 +269,9 @@ def given_budget(amounts: Mapping[str, Any]) -> Match:
 
 
 def fairness(arms: Mapping[str, DesignArm], allow_unmatched: bool, match: Match | None = None) -> list[str]:
-    """Checks that the arms are of equal size, and returns notes on small differences. Raises RequestError if the
-    numbers of parameters in the layers differ by more than UNFAIR. Two cases are exempt: `allow_unmatched`, and a
-    budget in minutes, in which a larger model pays for its size with fewer steps.
+    """Checks that the arms are of equal size, and returns notes, sentences on the differences that are allowed. Raises
+    RequestError if the numbers of parameters in the layers differ by more than UNFAIR. Two cases are exempt:
+    `allow_unmatched`, and a budget in minutes, in which a larger model pays for its size with fewer steps.
 
     Parameters of the layers are compared, as in scaling laws, because those of the vocabulary depend on the text.
     Experts count with the parameters that are active for one token, which determine the cost; a note gives the
@@ -299,8 +303,8 @@ def fairness(arms: Mapping[str, DesignArm], allow_unmatched: bool, match: Match 
 
 
 def _equal(arm: DesignArm, wanted: int) -> str:
-    """Returns advice, for an error message, on a change that gives a model about `wanted` parameters: a smaller
-    `hidden` of its FFN if that is enough."""
+    """Returns advice, for an error message, on how to give the arm's model about `wanted` active parameters in its
+    layers: a width `hidden` of its FFN if that is enough, otherwise one size for all arms."""
     model = arm.model
     if not isinstance(model, str):
         return "give both the same size"
@@ -343,8 +347,8 @@ def likeness(
 
 
 def spending(configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe], match: str) -> dict[str, float]:
-    """Returns {arm: amount of the matched quantity (tokens or FLOPs) that it will spend in whole steps}; {} for a
-    budget in minutes."""
+    """Returns {arm: amount of the matched quantity `match`, tokens or training FLOPs, that its run will spend in whole
+    steps}; {} for a budget in minutes."""
     spent = {}
     for name, config in configs.items():
         plan = plans[name]
@@ -355,8 +359,9 @@ def spending(configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe], ma
 
 
 def threads_of(executor: Executor, asked: int | None, match: Match | None) -> int | None:
-    """Returns the number of threads of each run: `asked`, or an equal share of the cores if several runs are trained at
-    once. Raises RequestError if such runs on one machine have a budget in minutes, which they would have to share."""
+    """Returns the number of threads of each run: `asked`, or by default, if several runs are trained at once, an equal
+    share of the cores. Raises RequestError if such runs on one machine have a budget in minutes, which they would have
+    to share."""
     if executor.workers == 1:
         return asked
     if match == "minutes" and executor.shared:
@@ -366,8 +371,8 @@ def threads_of(executor: Executor, asked: int | None, match: Match | None) -> in
 
 
 def unequal(spent: dict[str, float], match: str) -> list[str]:
-    """Returns a note if arms spend different amounts of the matched quantity (tokens or FLOPs), because every run ends
-    with a whole step; otherwise []."""
+    """Returns a note if the arms spend noticeably different amounts, `spent` {arm: amount}, of the matched quantity
+    (tokens, FLOPs or minutes), because every run ends with a whole step; otherwise []."""
     if not spent or not min(spent.values()):
         return []
     least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
@@ -385,11 +390,12 @@ def recipes(
     match: Match | None,
     vocab_size: int,
 ) -> dict[str, Recipe]:
-    """Returns the recipe of each arm under one budget.
+    """Returns {arm: its recipe} under one budget, with the peak learning rate filled in.
 
-    `match` is the quantity that is equal: tokens, training FLOPs, or minutes. With `flops` and a budget in tokens, the
-    first arm gets the tokens and the others the FLOPs that it spends. Changes of the recipe in an EXPR apply to its
-    arm only. Raises RequestError if a recipe is wrong or does not suit the model of its arm."""
+    `recipe` holds the common fields, with one of tokens, flops and minutes; `match` is the quantity that is equal
+    between arms, by default the budget's. With `flops` and a budget in tokens, all arms get the FLOPs that the first
+    spends on these tokens. Changes of the recipe in an arm's expression apply to that arm only. Raises RequestError if
+    a recipe is wrong or does not suit the model of its arm."""
     given = [name for name in ("tokens", "flops", "minutes") if recipe.get(name) is not None]
     if len(given) != 1:
         raise RequestError(
@@ -424,9 +430,9 @@ def recipes(
 def compiled_alike(
     configs: Mapping[str, ModelConfig], plans: Mapping[str, Recipe], before: bool | None
 ) -> tuple[dict[str, Recipe], machine.Settings]:
-    """Returns the recipes with their field `compile` decided, and the machine settings to report. All arms compile or
-    none does: as the earlier runs (`before`) did, otherwise if compiling shortens the run of at least one arm. An
-    arm whose expression sets `compile` keeps its value."""
+    """Returns the recipes {arm: recipe} with their field `compile` decided, and the machine settings to report. All
+    arms compile or none does: as the earlier runs (`before`) did, otherwise if compiling shortens the run of at least
+    one arm. An arm whose expression sets `compile` keeps its value."""
     plans = {name: plan.replace(compile=before) if plan.compile is None else plan for name, plan in plans.items()}
     made = [settings(config, plans[name]) for name, config in configs.items()]
     how = next((one for one in made if one.compile), made[0])

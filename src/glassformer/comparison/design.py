@@ -75,8 +75,8 @@ class Design:
     steps
         Budget of each run: the tokens of this many steps of the common batch size and context.
     match
-        Quantity that is equal between arms; by default the budget's. With "flops" and a budget in tokens, every arm
-        gets the FLOPs of the first.
+        Quantity that is equal between arms; by default that of the budget. With "flops" and a budget in tokens, every
+        arm gets the FLOPs of the first.
     seeds
         Runs of each model.
     looks
@@ -93,11 +93,11 @@ class Design:
     allow_unmatched
         Compare models of different size.
     pretrained
-        Start every arm from the weights of the checkpoint that its expression names, changed as it says.
+        Start every arm from the weights of the checkpoint that its expression names, with the expression's changes.
     loss_alone
         Measure only the loss of the trained models, which is enough for trials of learning rates and for scaling laws.
     log_to
-        Services that receive the numbers of each step too.
+        Names of services, such as "tensorboard", that receive the numbers of each training step.
     recipe
         Fields of the recipe of all arms, without the budget.
 
@@ -251,7 +251,8 @@ class Design:
         Parameters
         ----------
         **changes
-            Fields of the design and of the recipe. `recipe` changes the fields of the recipe that it names.
+            Fields of the design and of the recipe. A mapping or `Recipe` named `recipe` changes only the fields that it
+            sets.
 
         Returns
         -------
@@ -276,18 +277,19 @@ class Design:
 
     @cached_property
     def named(self) -> dict[str, DesignArm]:
-        """Name -> arm."""
+        """Arms by name, {name: arm}."""
         return {arm.name: arm for arm in self.arms}
 
     @property
     def parts(self) -> tuple[type[PartConfig], ...]:
-        """Classes of the parts of all models and recipes."""
+        """Config classes of the parts (attention, FFN, optimizer, ...) of all models and recipes, each class once."""
         plans = self.plans(self.configs, vocab_size=1)
         return tuple(dict.fromkeys(chain(*map(part_classes, (*self.configs.values(), *plans.values())))))
 
     @cached_property
     def configs(self) -> dict[str, ModelConfig]:
-        """Name -> config of the model, before the vocabulary of the text replaces that of its preset."""
+        """Configs of the models, {arm name: config}, before the vocabulary size of the text replaces that of the
+        preset."""
         return {arm.name: arm.config for arm in self.arms}
 
     @cached_property
@@ -297,41 +299,44 @@ class Design:
 
     @property
     def first_seed(self) -> int:
-        """Seed of the first run of each arm; the next ones count up from it."""
+        """Seed of the first run of each arm; later runs have the seeds that follow."""
         return self.recipe.get("seed", 0)
 
     @cached_property
     def amounts(self) -> dict[str, Any]:
-        """The budget in tokens, minutes and FLOPs; None for the two that are not given."""
+        """Budget as {quantity: amount}, with None for the two of tokens, minutes and flops that are not given; a budget
+        in steps is converted to tokens."""
         tokens = tokens_of_steps(self.steps, self.tokens, self.recipe.get("batch_size"), self.context)
         return {"tokens": tokens, "minutes": self.minutes, "flops": self.flops}
 
     @property
     def equal(self) -> Match | None:
-        """Quantity that is equal between arms; None if the design leaves it to the budget."""
+        """Quantity that is equal between arms: `match`, or minutes if the budget is in minutes; otherwise None, which
+        means the budget's quantity."""
         return self.match or ("minutes" if self.minutes is not None else None)
 
     @cached_property
     def notes(self) -> list[str]:
-        """Sentences for the report on size differences between the arms, and on choices that another change of the same
-        arm reverses. Raises RequestError if the sizes are too far apart."""
+        """Sentences for the report on size differences between the arms, and on changes in an arm's expression that a
+        later change of the same expression reverses. Raises RequestError if the sizes are too far apart."""
         texts = {name: arm.model for name, arm in self.named.items() if isinstance(arm.model, str)}
         undone = [f"{name}: {sentence}." for name, text in texts.items() for sentence in undone_by(text)]
         return fairness(self.named, self.allow_unmatched, self.equal) + undone
 
     @cached_property
     def all_fields(self) -> dict[str, Any]:
-        """All fields of the arms' common recipe, with the budget."""
+        """All fields of the arms' common recipe, {field: value}, with the defaults, the budget and the context."""
         return {**recipe_defaults(), **self.recipe, **self.amounts, "context": self.context}
 
     @cached_property
     def common(self) -> Recipe:
-        """Recipe of all arms, before amounts are matched between them."""
+        """Recipe that all arms share, with the budget as it was given (steps as tokens): not yet turned into FLOPs that
+        are equal between arms, and without the changes of the recipe in an arm's expression."""
         return Recipe.of(**self.all_fields)
 
     @property
     def budget(self) -> Budget:
-        """The budget as results.json holds it."""
+        """Record of the budget for results.json: matched quantity, amount, seeds, batch size and context."""
         common = self.common
         return Budget(
             match=self.match or given_budget(self.amounts),
@@ -345,7 +350,7 @@ class Design:
         Parameters
         ----------
         configs
-            Arm -> its model.
+            Config of each arm's model, {arm name: config}.
         vocab_size
             Size of the text's vocabulary.
         **changes
@@ -354,7 +359,7 @@ class Design:
         Returns
         -------
         dict of str to Recipe
-            Arm -> its recipe, with the budget that makes the arms equal in `match`.
+            Recipes, {arm name: recipe}, with the budget that makes the arms equal in `match`.
 
         Raises
         ------
@@ -468,10 +473,12 @@ class Design:
 def design_of(
     kind: type[Any], given: Any, data: DataLike | None, asked: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[Any, Tokens | None]:
-    """Returns the design for a call of `compare` or the like, and its text if that is in memory.
+    """Returns the design, of the class `kind`, for a call such as `compare(given, data)`, and its tokens if `data` is
+    in memory, else None.
 
-    The design is made by `kind.of` from models; or it is the `given` one, changed by the data, by what is not None in
-    `asked`, and by the `options`. Raises RequestError."""
+    If `given` holds models, `kind.of` makes the design from them; if it is a design already, it is changed by `data`.
+    The fields are those of `options` and those of `asked` that are not None. Raises RequestError for an invalid
+    design."""
     options = {**options, **{name: value for name, value in asked.items() if value is not None}}
     if not isinstance(given, kind):
         name, text = named_or_read(data, options.get("tokenizer"))
@@ -494,8 +501,8 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _changed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a recipe that differ from its defaults, and the context if it is given. Raises RequestError
-    for a field that a recipe does not have."""
+    """Returns {field: value} of the given fields of a recipe that differ from the defaults, and of the context if it is
+    not None. Raises RequestError for a field that a recipe does not have."""
     given = {name: value for name, value in given.items() if value is not None or name != "context"}
     made, usual = Recipe.of(**{**given, "steps": 1}), recipe_defaults()
     return {name: value for name in given if (value := getattr(made, name)) != usual[name] or name == "context"}
@@ -534,7 +541,7 @@ READERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("flops", "minutes", "within"), quantity),
     "power": share, "looks": whole_numbers, "log_to": lambda text, field: [text],
 }  # fmt: skip
-"""Functions that read fields given as text"""
+"""Functions (text, field) that return the value of a design's field given as text, by field"""
 TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("tokens", "steps"), (int, type(None))),
     **dict.fromkeys(("minutes", "flops", "within"), (int, float, type(None))),
@@ -542,4 +549,4 @@ TYPES: dict[str, tuple[type, ...]] = {
     "tokenizer": (str,),
     "data": (str, type(None)),
 }
-"""Types of the fields that nothing else checks"""
+"""Types that a design's field may have, by field, for the fields that nothing else checks"""

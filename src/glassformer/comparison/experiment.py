@@ -1,4 +1,4 @@
-"""Runs one comparison, from its design to its report."""
+"""Execution of one comparison, from its design to its report."""
 
 from __future__ import annotations
 
@@ -56,18 +56,20 @@ def checked_folder(out: str | Path) -> Path:
 
 
 def command_of(origin: Saved, folder: Path, *options: str) -> str:
-    """Returns the command that repeats an experiment from the file in its folder."""
+    """Returns the `glassformer run` command that repeats an experiment from the design.yaml in `folder`, with further
+    `options`."""
     return run_command(folder / FILE, *options, *import_options(origin.parts))
 
 
 def run_command(file: Path, *options: str) -> str:
-    """Returns the command that runs the experiment of a file."""
+    """Returns the command `glassformer run FILE OPTIONS`, quoted for a shell."""
     return shlex.join(["glassformer", "run", str(file), *options])
 
 
 def again(design: Design, folder: Path) -> dict[str, str]:
-    """Returns {purpose: command} of the runs that a report page offers to repeat a comparison with more seeds, observed
-    during training, or with tuned learning rates; {} if its text was in memory."""
+    """Returns {purpose: command} for the report page: commands that repeat the comparison with more seeds ("seeds"),
+    observed during training ("watch"), or, if it neither sets nor tunes rates nor loads weights, with tuned learning
+    rates ("tune"); {} if its text was in memory."""
     if design.data is None:
         return {}
     found = {
@@ -91,11 +93,11 @@ def carry_out(
     tuning: Tuning | None = None,
     origin: Saved | None = None,
 ) -> Comparison:
-    """Trains the arms of a design that are not trained yet, and writes results.json, report.html and design.yaml to
-    `out`.
+    """Trains the runs of a design that `out` does not hold yet, writes results.json, report.html and design.yaml to
+    `out` (a pilot's to `out`/pilot), and returns the comparison.
 
-    All arms of a seed read the same text in the same order. If `out` holds an earlier comparison of the same kind, its
-    finished runs are kept and the others are trained, failed ones included. A failed run does not raise.
+    Runs with the same seed read the same text in the same order. If `out` holds an earlier comparison of the same kind,
+    its finished runs are kept and the others are trained, failed ones included. A failed run does not raise.
 
     text      the prepared text; None if the design names it
     origin    the experiment that this comparison is part of, which is saved instead of the design
@@ -203,8 +205,8 @@ def carry_out(
 
 
 def read_text(design: Design, tokenizer: Any, notify: Notify, folder: Path) -> Tokens:
-    """Returns the prepared text of a design. A text that was in memory is read from the runs in the folder. Raises
-    RequestError."""
+    """Returns the prepared text of a design. A text that was in memory is read from the earlier runs in the folder.
+    Raises RequestError if it cannot be read."""
     if design.data is None:
         if (held := text_of_runs(folder)) is not None:
             return held
@@ -214,7 +216,7 @@ def read_text(design: Design, tokenizer: Any, notify: Notify, folder: Path) -> T
 
 
 def duration(minutes: float, runs: int) -> str:
-    """Returns the first half of a sentence on how long runs take that train for `minutes` minutes each.
+    """Returns words, without a full stop, on how long `runs` runs take that train for `minutes` minutes each.
 
     >>> duration(1, 2)
     '2 runs train for 1 minute each, and starting and measuring one takes 10 to 30 seconds more'
@@ -223,7 +225,7 @@ def duration(minutes: float, runs: int) -> str:
 
 
 def trained(minutes: float, runs: int) -> str:
-    """Returns a clause on how long each of `runs` runs trains.
+    """Returns a clause that says that each of `runs` runs trains for `minutes` minutes.
 
     >>> trained(0.5, 1)
     'the run trains for 0.5 minutes'
@@ -260,8 +262,8 @@ def _trained(
     effect: float | None,
     origin: Saved,
 ) -> Results:
-    """Trains the runs that are missing in `results`, rewriting results.json and the report after each, and returns the
-    completed results."""
+    """Trains the requested runs that the folder does not hold, rewriting results.json and the report after each, and
+    returns `results` with all runs. Raises Interrupted on Ctrl-C."""
     begun, found = results, {}
     try:
         with only_writer(folder), interruptible():

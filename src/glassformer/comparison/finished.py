@@ -28,8 +28,8 @@ def finished(
     ask: Callable[[], SingleRun], out: str | Path | None, pretrained: bool, progress: OnProgress
 ) -> Run | None:
     """Returns the run that the folder `out` holds, if it is finished and as requested by `ask()`; its model has no
-    weights. Returns None if steps are left, or if the run differs from the request, because resuming then raises the
-    error with the reason."""
+    weights. Returns None if steps are left, if several processes share the run, if the folder is damaged, or if the run
+    differs from the request; resuming then raises the error with the reason."""
     try:
         found = None if out is None or joined() is not None else checkpoint.latest(Path(out))
         return None if found is None else _finished(ask(), Path(out or ""), found, pretrained, progress)

@@ -21,8 +21,8 @@ BUDGET = ("match", "tokens", "flops", "minutes", "batch_size", "context")
 
 
 def check_comparison(folder: Path, names: Collection[str], budget: Budget) -> None:
-    """Raises RequestError if the folder holds files that are not a comparison's, or a comparison of other models or
-    under another budget. Reads no text and writes nothing."""
+    """Raises RequestError if the folder holds files that are not a comparison's, or a comparison without any of the
+    models `names` or under another budget. Reads no text and writes nothing."""
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
             raise RequestError(
@@ -46,7 +46,8 @@ def check_comparison(folder: Path, names: Collection[str], budget: Budget) -> No
 
 
 def refuse_other_files(folder: Path) -> None:
-    """Raises RequestError if the folder does not hold a comparison but has files with names that one writes."""
+    """Raises RequestError if the folder does not hold a comparison but has files with names that a comparison
+    writes."""
     ours = read_results(folder) is not None or any(folder.glob(f"runs/*/{REQUEST}"))
     refuse_foreign(folder, *WRITTEN, ours=ours)
 
@@ -58,8 +59,8 @@ def seeds_before(folder: Path) -> int:
 
 
 def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Returns (numbers of seeds at which verdicts were read earlier, planned numbers). Raises RequestError if a verdict
-    has been read and the plan differs from the earlier one."""
+    """Returns (numbers of seeds at which verdicts were read earlier, planned numbers, by default those of the earlier
+    plan). Raises RequestError if a verdict has been read and the plan differs from the earlier one."""
     held, plan = read_results(folder), sorted(set(planned))
     if held is None:
         return [], plan
@@ -75,7 +76,8 @@ def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[i
 
 def check_runs(folder: Path, requests: Collection[RunRequest], text: Data) -> None:
     """Raises RequestError if the folder holds a comparison on another text, runs of a requested model (of any seed)
-    with another config or recipe, finished runs of parts whose source has changed, or runs that are not requested."""
+    with another config, recipe or initial weights, finished runs of parts whose source has changed, or finished runs
+    that are not requested."""
     held = read_results(folder)
     if held is not None:
         for what, was, now in (
@@ -132,8 +134,8 @@ def compiled_before(folder: Path) -> bool | None:
 
 
 def _begun(folder: Path, places: dict[Path, str]) -> Iterator[dict[str, Any]]:
-    """Yields the content of request.json of every run in the folder. `places` maps the folders of requested runs to
-    their names; a file of another model there, or an unreadable one, raises RequestError."""
+    """Yields the content of request.json of every run in the folder. `places` is {folder of a requested run: its
+    model's name}; if request.json in such a folder is unreadable or names another model, RequestError is raised."""
     for path in sorted(folder.glob(f"runs/*/{REQUEST}")):
         request = read_request(path.parent)
         name = request.get("name")

@@ -20,8 +20,8 @@ NOTE = "All arms start from pretrained weights: seeds differ only in the order o
 
 
 def check_begun(models: Sequence[object], tokenizer: object) -> None:
-    """Raises RequestError if a model of a comparison from pretrained weights is not an expression, which names weights,
-    or if a tokenizer is given."""
+    """Raises RequestError if one of `models`, which are to start from pretrained weights, is not an expression, or if
+    `tokenizer` is not "auto"."""
     if other := next((model for model in models if not isinstance(model, str)), None):
         message = "--pretrained starts from the checkpoints that expressions name; give a name or a path, not a config"
         raise RequestError(message, code="type", field="pretrained", value=type(other).__name__, expected="expressions")
@@ -52,7 +52,8 @@ def loaded_arms(models: Mapping[str, str]) -> dict[str, Loaded]:
 
 
 def trained_arm(expression: str, tokenizer: str | Tokenizer) -> tuple[ModelConfig, Tokenizer, Pretrained]:
-    """Loads the checkpoint that an expression names; returns its config, tokenizer and weights."""
+    """Loads the checkpoint that an expression names and applies its changes; returns (config, tokenizer, weights).
+    Raises RequestError as `check_begun` and `loaded_arms` do."""
     check_begun([expression], tokenizer)
     found = loaded_arms({expression: expression})
     loaded = found[expression]
@@ -67,7 +68,8 @@ def tokenizer_of(found: Mapping[str, Loaded]) -> Tokenizer:
 
 
 def beginnings(found: Mapping[str, Loaded], folder: Path) -> dict[str, tuple[Pretrained, PretrainedPlace]]:
-    """Returns {expression: (its initial weights, file of them in the comparison's folder for its runs)}."""
+    """Returns {arm name: (its initial weights, record of the file in `folder`/pretrained that holds them for its
+    runs)}."""
     made = {}
     for name, loaded in found.items():
         weights = Pretrained.of(loaded.model, name)
@@ -77,5 +79,6 @@ def beginnings(found: Mapping[str, Loaded], folder: Path) -> dict[str, tuple[Pre
 
 
 def adapted_notes(found: Mapping[str, Loaded]) -> list[str]:
-    """Returns notes for the report, a sentence for each way in which a loaded model differs from its checkpoint."""
+    """Returns notes for the report: that all arms start from pretrained weights, and a sentence for each way in which a
+    loaded model differs from its checkpoint."""
     return [NOTE, *(f"{name}: {words}." for name, loaded in found.items() for words in loaded.adapted)]

@@ -17,9 +17,10 @@ of StepLaw (2503.04715; 17 models and budgets) that costs 0.2 % of the loss in t
 START = (-1, 0, 1)
 """Learning rates of the first grid, as powers of FACTOR"""
 EXTENSIONS = 5
-"""Largest number of rates added to the first grid: up to 32 times below or above it"""
+"""Largest number of rates added to the first grid, which reach up to 32 times below its lowest or above its highest
+rate"""
 TUNING_SEEDS = 2
-"""Number of seeds of every rate, the same for all arms"""
+"""Number of seeds with which every rate is tried; all arms have the same seeds"""
 
 Curve = Mapping[int, Sequence[float]]
 """Learning rate, as a power of FACTOR -> losses, one for each seed"""
@@ -27,7 +28,7 @@ Curve = Mapping[int, Sequence[float]]
 
 @dataclass(frozen=True)
 class Choice:
-    """Best learning rate of an arm: the default rate times a power of FACTOR, which need not be an integer power."""
+    """Best learning rate of an arm: the default rate times FACTOR**power, where `power` need not be an integer."""
 
     power: float
     best: int
@@ -42,15 +43,15 @@ class Choice:
 
 
 def best(curve: Curve) -> int:
-    """Returns the rate with the lowest mean loss, as a power of FACTOR; of equal ones the lowest, which is the
-    safest."""
+    """Returns the rate with the lowest mean loss, as a power of FACTOR; of rates with equal loss the lowest, which is
+    the safest."""
     return min(curve, key=lambda power: (fmean(curve[power]), power))
 
 
 def choose(curve: Curve) -> Choice:
     """Returns the learning rate at the minimum of the parabola through the mean losses, against the logarithm of the
-    rate, of the best rate tried and its two neighbours. Returns the best rate itself if it is at an edge, or if one
-    of the three diverged."""
+    rate, of the best rate tried and its two neighbours. Returns the best rate tried if it is at an edge of the grid, or
+    if one of the three diverged."""
     middle = best(curve)
     settled = min(curve) < middle < max(curve)
     left, centre, right = (fmean(curve.get(power, [math.inf])) for power in (middle - 1, middle, middle + 1))

@@ -97,17 +97,18 @@ class Comparison(Reported, Tabular):
 
     @property
     def best(self) -> str | None:
-        """Name of the model with a verdict of better against every other model; otherwise None."""
+        """Name of the model whose verdict against every other model is that it is better; None without such a model."""
         return self.results.best
 
     @property
     def tuning(self) -> Tuning | None:
-        """Record of how the learning rates were chosen; None if they were not."""
+        """Record of how the learning rates were chosen; None without tuning."""
         return self.results.tuning
 
     @property
     def power(self) -> Power | None:
-        """Seeds and hours needed to show a difference; None unless asked for."""
+        """Estimate of the seeds and hours needed to show a difference of the requested size; None without such a
+        request."""
         return self.results.power
 
     def html(self) -> str:
@@ -159,12 +160,13 @@ class Comparison(Reported, Tabular):
         return self.results.to_dict()
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns one row for each run: name, seed, sizes, measurements."""
+        """Returns one row (`row_of`) for each run: name, seed, status, sizes, loss and costs."""
         return [row_of(run) for run in self.runs]
 
 
 def row_of(run: RunResult) -> dict[str, Any]:
-    """Returns a run as one row: its request and its measurements, with None for missing ones."""
+    """Returns a run as one flat row: name, seed, status, error, sizes, held-out loss, learning rate, and costs of
+    training and of generation; None for missing values."""
     train, validation, generation = run.train, run.validation, run.generation
     return {
         "name": run.name,
@@ -189,7 +191,7 @@ def row_of(run: RunResult) -> dict[str, Any]:
 
 
 def _other_kind(place: Path) -> RequestError:
-    """Returns the refusal of a folder without results, with the kind of its content."""
+    """Returns the RequestError for a folder without results.json, which says what the folder is instead."""
     found = (
         "does not exist" if not place.exists()
         else "is a file" if not place.is_dir()

@@ -54,15 +54,15 @@ PAGE, ANSWERS = "report.html", "answers.json"
 STOPPED = "stopped; resume with --resume"
 """Reason on the page of a run that Ctrl-C ended"""
 SHOWN = 48
-"""Length in tokens of a sample during training"""
+"""Length in tokens of a sample that is generated during training"""
 BRIEF = 1.0
-"""Seconds that a sample at an evaluation may take. A slower one is skipped, except for the last, if training since the
-previous sample took less time."""
+"""Seconds that a sample at an evaluation may take. If the previous sample took longer than this and than the training
+since, the next one is skipped, unless the run is at its end."""
 
 
 class Course(Callback):
-    """Callback that generates a text at each evaluation, shows it and keeps it for the report. The run's weights,
-    batches and clock are not changed."""
+    """Callback that generates a text at each evaluation after the first step, shows the text and keeps it for the
+    report. The run's weights, batches and clock are not changed."""
 
     def __init__(self, name: str, notify: Notify):
         self.name, self.notify = name, notify
@@ -113,7 +113,7 @@ class Course(Callback):
 
 @dataclass(frozen=True, kw_only=True)
 class SingleRun:
-    """A requested run, checked as far as this is possible without reading the text."""
+    """Request to train one model, checked as far as this is possible without reading the text."""
 
     name: str
     config: ModelConfig
@@ -129,13 +129,13 @@ class SingleRun:
     layout: Layout | str | None = None
     log_to: Sequence[str] = ()
     free: tuple[str, ...] = ()
-    """Fields of the recipe that a budget in minutes sets (`training.pace.DECIDED`)"""
+    """Fields of the recipe (of `training.pace.DECIDED`) that are not given and are derived from a budget in minutes"""
     command: str = ""
     """Command that repeats the run; empty if it was started from Python"""
     unused: bool = False
     """True if the expression names weights but the run draws its own"""
     started: float = 0.0
-    """Clock reading at the request, before weights were loaded"""
+    """Reading of `time.perf_counter` in seconds at the request, before weights were loaded"""
 
     @classmethod
     def of(
@@ -199,8 +199,9 @@ class SingleRun:
         return self.config, self.data, self.recipe, self.out, self.resume, self.tokenizer, self.vocab_size
 
     def train(self, notify: Notify, callbacks: Sequence[Callback] = ()) -> Run:
-        """Trains the model, and answers held-out sources if the data are pairs and the run has a folder. If several
-        processes share the run, only the first reports and writes."""
+        """Trains the model and returns the run. With a run folder, the trained model also generates a sample and, if
+        the objective has answers, answers held-out sources. If several processes share the run, only the first reports
+        and writes."""
         leads = one_voice()
         notify = notify if leads else silent
         request = prepare_run(*self.arguments, reading(notify), self.pretrained, self.layout)
@@ -254,8 +255,9 @@ class SingleRun:
             notify(events.StageEvent(words=words))
 
     def decided(self, request: Request) -> tuple[Request, str]:
-        """Returns the request with the fields that a budget in minutes derives from the machine's speed, the batch size
-        and the tokens of an evaluation, and a sentence on how long the run takes."""
+        """Returns (request, sentence on how long the run takes): the fields `self.free`, batch size and evaluation
+        tokens, are set to fit the budget in minutes at the measured speed. Without such fields, for a resumed run, and
+        with several processes, returns the request unchanged and an empty sentence."""
         if not self.free or request.groups.world > 1 or request.found is not None:
             return request, ""
         models = {self.name: (request.config, request.recipe)}
@@ -265,8 +267,8 @@ class SingleRun:
 
 
 def _as_begun(fields: dict[str, Any], overrides: Mapping[str, str], out: str | Path | None) -> dict[str, Any]:
-    """Returns the recipe's `fields`, completed by those that the run in `out` derived from its budget, except fields in
-    `overrides`."""
+    """Returns the recipe's `fields`, completed, for a budget in minutes, by the values that the earlier run in `out`
+    derived from it, except fields in `overrides`."""
     path = Path(out or "") / "recipe.yaml"
     if out is None or fields.get("minutes") is None or not path.is_file():
         return fields
@@ -277,7 +279,8 @@ def _as_begun(fields: dict[str, Any], overrides: Mapping[str, str], out: str | P
 def _begun(
     model: ModelLike, expression: str | None, tokenizer: str | Tokenizer
 ) -> tuple[ModelConfig, Tokenizer | str, Pretrained]:
-    """Returns (config, tokenizer, weights) of the model that training starts from."""
+    """Returns (config, tokenizer, weights) of the model that training starts from. Raises RequestError for a model
+    without weights."""
     if expression is not None:
         return trained_arm(expression, tokenizer)
     if has_weights(model):
@@ -290,7 +293,7 @@ def _begun(
 
 
 def begin(name: str, request: Request, notify: Notify, how: str = "") -> None:
-    """Reports the model that is about to be trained, its size, and its text."""
+    """Reports the model that is about to be trained, its size, its text, and the duration in words (`how`)."""
     config, text = request.config, request.text
     params, active = config.num_params(embeddings=False), config.active_params(embeddings=False)
     met = "" if active == params else f" ({active:,} for each token)"
@@ -367,12 +370,12 @@ def train(
     tokenizer
         "auto", "byte", "char", "word:SIZE", "bpe:SIZE", a tokenizer.json, or a `Tokenizer`.
     vocab_size
-        Rows of the embedding, if more than the tokenizer's.
+        Rows of the embedding, if more than the tokenizer's vocabulary.
     layout
         Division of the work between the processes that torchrun or SLURM has started, such as "fsdp=4,tp=2"; by
         default "fsdp". `fsdp` and `replicate` give the bits of one process (docs/clusters.md).
     log_to
-        Names of services that receive the numbers of each step too: "tensorboard", "wandb", "trackio".
+        Names of services that receive the numbers of each training step: "tensorboard", "wandb", "trackio".
     **fields
         Fields of the recipe.
 

@@ -17,18 +17,18 @@ from glassformer.runs.verdicts import stand_in, verdicts
 from glassformer.thresholds import FROM_CONTEXT
 
 COMPANY_LEAST = 0.25
-"""Least number of cores used by other programs for a machine to count as busy"""
+"""Number of cores used by other programs above which a machine counts as busy"""
 NAMED = 4
-"""Number of runs that a note names"""
+"""Largest number of runs that a note names"""
 
 
 def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None = None) -> Results:
-    """Returns the results with the finished runs `found` in the requested order, with verdicts and notes.
+    """Returns the results so far: the ended runs `found` in the requested order, with verdicts and notes.
 
-    Verdicts are given only when every run has ended: reading them after each run would invite stopping at a lucky
-    moment. Each number of seeds at which they are read is a look, and later verdicts are corrected for it. With an
-    `effect` the runs are a pilot: they give the number of seeds needed for a difference of this fraction and no
-    verdict, so that they may be reused in the comparison."""
+    Verdicts are given only when every run has ended: reading verdicts after each run would invite stopping at a lucky
+    moment. Each number of seeds at which verdicts are read is a look, and later verdicts are corrected for earlier
+    looks. With an `effect` the runs are a pilot: they give the number of seeds needed for a difference of this fraction
+    and no verdict, so that they may be reused in the comparison."""
     runs = [found[key] for key in begun.asked if key in found]
     asked, seeds = len(begun.asked), begun.budget.seeds or 1
     ended = len(runs) == asked
@@ -58,7 +58,7 @@ def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None 
 
 
 def write(results: Results, folder: Path) -> None:
-    """Writes results.json and the report, replacing earlier ones."""
+    """Writes results.json and report.html to `folder`, replacing earlier files."""
     write_results(results, folder)
     write_report(results, folder / "report.html")
 
@@ -77,7 +77,8 @@ def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]
 
 
 def trained_on(runs: Sequence[RunResult], here: MachineRecord) -> MachineRecord:
-    """Returns the machine that the results name: `here`, this one, unless all runs were trained on another."""
+    """Returns the machine that the results name: `here`, that of this process, unless runs record their machine and
+    none was trained on one like it; then the machine of the first of these runs."""
     elsewhere = [run.machine for run in runs if run.status != "failed" and run.machine.root]
     return elsewhere[0] if elsewhere and not any(one.like(here) for one in elsewhere) else here
 
@@ -101,8 +102,8 @@ def barely_trained(runs: Sequence[RunResult]) -> list[str]:
 
 
 def busy(runs: Sequence[RunResult]) -> list[str]:
-    """Returns a note if other programs computed on the same cores, so that speeds are lower than on an idle machine and
-    vary randomly."""
+    """Returns a note if other programs used the cores during runs, so that speeds are lower than on an idle machine and
+    vary randomly; otherwise []."""
     met = [run for run in runs if run.machine.company > COMPANY_LEAST and not run.machine.shared]
     if not met:
         return []

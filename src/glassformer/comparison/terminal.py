@@ -1,4 +1,5 @@
-"""Text form of a comparison: tables of runs and rates, verdicts, and the seeds that a difference takes."""
+"""Text form of a comparison: tables of runs and rates, verdicts, and the number of seeds needed to show a
+difference."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def comparison_lines(results: Results) -> Iterator[str | RenderableType]:
 
 
 def summary_table(data: str | None, named: list[tuple[str, RunResult]]) -> TextTable:
-    """Returns the table with one row for each run: size, held-out loss, and costs."""
+    """Returns the table with one row for each (name, run) in `named`: size, held-out loss, and costs, or the status of
+    a run that failed or diverged."""
     of_text = any(run.validation is not None and run.validation.bits_per_byte is not None for _, run in named)
     tokens, _ = held_out_tokens([run for _, run in named])
     title = f"{data}, {f'{tokens} held-out tokens' if tokens else 'held-out text'}"
@@ -83,7 +85,8 @@ def unreached(runs: Iterable[RunResult]) -> Iterator[str]:
 
 
 def rates_table(tuning: Tuning) -> TextTable:
-    """Returns the table of the learning rates that were tried with each arm, and the chosen ones."""
+    """Returns the table of the tuning: for each arm, the range of learning rates tried, the default and the chosen
+    rate, the loss at both, and the sensitivity."""
     heads = ("rates", "usual", "chosen", "loss at usual", "at chosen", "sensitivity")
     table = _of_models("learning rates", heads)
     for arm in tuning.arms:

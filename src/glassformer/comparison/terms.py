@@ -38,7 +38,7 @@ def unit(runs: Sequence[RunResult]) -> str:
 
 def _sizes(runs: Sequence[RunResult], names: Sequence[str]) -> str:
     """Returns the models' sizes as text: without the vocabulary's parameters, as in scaling laws, if every run records
-    them."""
+    that number."""
     arms = [next((run for run in runs if run.name == name), None) for name in names]
     inner = [run.parameters_without_embeddings for run in arms if run is not None]
     whole = [run.parameters for run in arms if run is not None]

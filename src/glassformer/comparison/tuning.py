@@ -1,4 +1,4 @@
-"""A comparison in which every arm has its own best learning rate, chosen on seeds that its verdict does not use.
+"""A comparison in which every arm has its own best learning rate, chosen on seeds that the verdict does not use.
 
 OUT/tuning/        a comparison of every arm at every rate of one grid, two seeds each, for the choice of rates
 OUT/               a comparison of the arms at their chosen rates, on fresh seeds: results.json has `tuning`
@@ -65,14 +65,14 @@ def tuned(
     command: str | None = None,
     origin: Saved | None = None,
 ) -> Comparison:
-    """Carries out a design with a learning rate chosen for each arm. `results.tuning` holds trials, rates, cost, and
-    the verdicts at the chosen and at the default rates.
+    """Carries out a design with a learning rate chosen for each arm, and returns the comparison. Its `results.tuning`
+    holds trials, rates, cost, and the verdicts at the chosen and at the default rates.
 
     Every arm is trained at half, once and twice the default rate, on the same two seeds. As long as some arm does best
-    at an edge of this grid, all arms get one more rate at that edge, up to five. An arm's rate is the minimum of the
-    parabola through its best rate and the two neighbours. The verdict is measured at these rates on seeds that come
-    after those of the trials, because the lowest of several noisy losses is biased downwards; and on the same seeds at
-    the default rates, for comparison.
+    at an edge of this grid, all arms get one more rate beyond that edge, up to five in all. An arm's rate is the
+    minimum of the parabola through its best rate and the two neighbours. The verdict is measured at these rates on
+    seeds that come after those of the trials, because the lowest of several noisy losses is biased downwards; and on
+    the same seeds at the default rates, for comparison.
 
     Raises RequestError for everything that `carry_out` refuses, for seeds on which the rates were chosen, for
     `design.within` if other machines train the runs, and if a few timed steps of every arm show that the work would
@@ -111,8 +111,8 @@ def tuned(
 
 
 def _refuse_folder(folder: Path, choosing: range, fresh: range) -> None:
-    """Raises RequestError if the folder holds an untuned comparison, or if the rates were chosen on a seed of the
-    verdict."""
+    """Raises RequestError if the folder holds an untuned comparison, files of another origin, or if a seed would be
+    used both for the choice of rates (`choosing`) and for the verdict (`fresh`)."""
     for place in (folder, folder / TRIALS, folder / USUAL):
         refuse_other_files(place)
     refuse_foreign(folder, PAGE)
@@ -180,8 +180,8 @@ class _Work:
         origin: Saved | None = None,
         **changes: Any,
     ) -> Results:
-        """Trains a comparison that is part of the tuned one, the tuned design with these arms, seeds and `changes`, and
-        returns its results."""
+        """Trains one part of the tuned comparison in `folder`, the design without tuning and with these arms, seeds and
+        `changes`, and returns its results. Raises WorkError for a failed run."""
         plain = {"tune": False, "within": None, "looks": (), "seed": seeds.start, "seeds": len(seeds), **changes}
         if self.design.minutes is not None:  # the same for all trials
             plain = {**{name: getattr(self.design.common, name) for name in DECIDED}, **plain}
@@ -225,8 +225,8 @@ class _Work:
         return f"{who} on {self.text.name}, each at its own learning rate"
 
     def usual(self, tuned: Results, choices: Mapping[str, Choice]) -> Results:
-        """Returns the results of the verdict's seeds at the default rates; `tuned` itself if all chosen rates are
-        defaults."""
+        """Trains the arms at their default rates on the seeds of the verdict and returns the results; returns `tuned`
+        itself if all chosen rates are the defaults."""
         if all(choice.power == 0 for choice in choices.values()):
             return tuned
         self.notify(StageEvent(words=f"fresh seeds {_listed(self.fresh)} at the usual rates"))
@@ -235,8 +235,8 @@ class _Work:
     # Rates
 
     def rate(self, arm: str, power: float) -> float:
-        """Returns the learning rate FACTOR**power times the default one of an arm, rounded to three digits as in
-        names."""
+        """Returns the learning rate FACTOR**power times the default one of an arm, rounded to three digits as in the
+        arms' names."""
         usual = self.plans[arm].learning_rate
         assert usual is not None  # filled in by `recipes`
         return float(f"{usual * FACTOR**power:.3g}")
@@ -250,7 +250,7 @@ class _Work:
         return results
 
     def held(self) -> list[int]:
-        """Returns the learning rates, as powers of FACTOR, at which runs of an earlier call exist in the folder."""
+        """Returns the learning rates, as powers of FACTOR, at which an earlier call requested trials in the folder."""
         results = read_results(self.folder / TRIALS)
         asked = {name for name, _ in results.asked} if results else set()
         reach = range(START[0] - EXTENSIONS, START[-1] + EXTENSIONS + 1)
@@ -268,8 +268,8 @@ class _Work:
         }
 
     def without_notes(self, event: Event) -> None:
-        """Passes an event on, without its notes if it ends a trial: a note that each arm has its own learning rate is
-        superfluous here, and the verdict repeats the others."""
+        """Passes an event on to `notify`, without its notes if it is the start of the trials: a note that each arm has
+        its own learning rate is superfluous here, and the verdict repeats the other notes."""
         self.notify(event.model_copy(update={"notes": []}) if isinstance(event, Begin) else event)
 
     def refuse_unsettled(self, curves: Mapping[str, Curve], choices: Mapping[str, Choice]) -> None:
@@ -319,14 +319,15 @@ class _Work:
             self.notify(StageEvent(words=f"{design}: {plural(runs, 'run')} to come, about {_words(whole)}{more}"))
 
     def ended(self, arm: str) -> int:
-        """Returns the number of an arm's runs, over all rates, that are finished and need not be trained again."""
+        """Returns the number of an arm's runs, trials and runs for the verdict at all rates, that need not be trained
+        again."""
         found = (read_results(place) for place in (self.folder / TRIALS, self.folder, self.folder / USUAL))
         runs = [run for results in found if results is not None for run in results.runs if run.status != "failed"]
         return sum(run.name == arm or run.name.startswith(f"{arm}+recipe.learning_rate=") for run in runs)
 
     def seconds(self) -> dict[str, float] | None:
-        """Returns the seconds that a run of each arm takes on this machine, from timed steps, which are stored for the
-        next time; None if other machines train it."""
+        """Returns {arm: seconds that one of its runs takes on this machine}, estimated from a few timed steps, whose
+        speeds are stored for later calls; None if other machines train the runs."""
         if not trains_here(self.executor):
             return None
         path = self.folder / TRIALS / PACES
@@ -413,7 +414,8 @@ def _mean(results: Results, name: str) -> float | None:
 
 
 def _verdicts(results: Results, names: Mapping[str, str]) -> list[Verdict]:
-    """Returns the verdicts of a comparison with the arms renamed to their requested names, without the tuned rate."""
+    """Returns the verdicts of a comparison with each arm renamed by `names`, {its name with the tuned rate: its
+    requested name}."""
     return [one.changed(a=names.get(one.a, one.a), b=names.get(one.b, one.b)) for one in results.verdicts]
 
 
@@ -442,7 +444,7 @@ def _listed(seeds: range) -> str:
 
 
 def _read_rates(path: Path) -> dict[str, float]:
-    """Returns the training speeds that the file stores, {arm: tokens per second}; {} if it cannot be read."""
+    """Returns the training speeds that the file stores, {arm: tokens per second}; {} if the file cannot be read."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         return {str(arm): float(rate) for arm, rate in tree.items() if 0 < float(rate) < math.inf}

@@ -165,7 +165,8 @@ def begun(
     command: str | None = None,
     origin: Any = None,
 ) -> Comparison:
-    """Carries out a comparison, tuned or not as its design says, in the folder `out` or in a temporary folder."""
+    """Carries out a comparison, tuned or not as its design says, in the folder `out`, or without one in a temporary
+    folder, and returns the `Comparison`."""
     work: Callable[..., Comparison] = tuned if design.tune else carry_out
     with shown(progress) as notify, place_of_work(out) as place:
         found = work(design, text, place, notify=notify, executor=executor, command=command, origin=origin)
@@ -174,7 +175,8 @@ def begun(
 
 @contextmanager
 def place_of_work(out: str | Path | None) -> Iterator[str | Path]:
-    """Yields the folder `out`; without one, a temporary folder."""
+    """Yields the folder `out`; without one, a folder for the comparison in a temporary folder, which is deleted at the
+    end."""
     if out is not None:
         yield out
         return

@@ -22,12 +22,13 @@ Part = tuple[Matrix | None, Matrix, bool]
 
 
 def mean(heads: Tensor, drawn: Tensor) -> Tensor:
-    """Returns the mean of each group's old heads (g, h, ...); the best choice in Ainslie et al. 2023."""
+    """Returns new heads (g, h, ...): the mean over the m old heads of each group in `heads` (g, m, h, ...), the best
+    choice in Ainslie et al. 2023; `drawn` is ignored."""
     return heads.mean(1)
 
 
 def first(heads: Tensor, drawn: Tensor) -> Tensor:
-    """Returns the first old head of each group, (g, h, ...)."""
+    """Returns new heads (g, h, ...): the first old head of each group in `heads` (g, m, h, ...); `drawn` is ignored."""
     return heads[:, 0]
 
 

@@ -24,7 +24,8 @@ def against_row(
     """Draws a dot with a bar for the measured value and its interval, a diamond for the published value, and a band
     from `least` to `most` for the claimed range.
 
-    A band with one end only extends to the edge of the drawing; a dot without an interval is open."""
+    A band with one end only extends to the edge of the drawing; the dot of a value without an interval is not
+    filled."""
     known = [one for one in map(finite, (value, low, high, published, least, most)) if one is not None]
     left, right = widen(min(known), max(known))
     margin = (right - left) * 0.12

@@ -12,8 +12,8 @@ _TOP, _THICK = 20.0, 26.0
 
 
 def stacked_bar(parts: Sequence[tuple[str, float]], title: str, limit: float | None = None, told: str = "") -> Markup:
-    """Draws (name, value) parts next to each other as one bar, each as wide as its share; a labelled line across the
-    bar is at the value `limit`."""
+    """Draws (name, value) parts next to each other as one bar, each part as wide as its share; a labelled line across
+    the bar marks the value `limit`."""
     whole = max(sum(value for _, value in parts), limit or 0.0, 1e-300)
     place, pieces = 0.0, []
     for index, (name, value) in enumerate(parts):
@@ -41,13 +41,13 @@ def part_swatch(index: int) -> Markup:
 
 
 def _depth(index: int) -> str:
-    """Returns the opacity of a bar's part: from the seventh on, parts have the first colours again, lighter."""
+    """Returns the opacity of the part `index` of a bar: the seventh and later parts repeat the six colours, lighter."""
     return "1" if index < 6 else "0.45"
 
 
 def node_drawing(groups: Sequence[int], node: int, title: str) -> Markup:
-    """Draws a square for each rank, `node` of them in a frame; the number of its group in `groups` gives a rank its
-    colour."""
+    """Draws a square for each rank (one accelerator) and a frame around each node of `node` ranks; `groups` holds the
+    group number of each rank, which gives the colour."""
     side, gap, across = 14, 3, 6
     columns = min(node, 8)
     rows = -(-node // columns)

@@ -18,9 +18,10 @@ _FAR = 1e6
 
 @dataclass(frozen=True)
 class Axis:
-    """Quantity of an axis; without given limits and ticks they follow from the data.
+    """Quantity, kind and limits of an axis; limits and ticks that are not given follow from the data.
 
-    In a read-out, `unit` is the word after a value, and `decimals` the number of decimals of a value on y.
+    In a read-out, the values that hovering over the chart shows, `unit` is the word after a value, and `decimals` is
+    the number of decimals of a value on y.
     """
 
     label: str
@@ -47,7 +48,8 @@ class Scale:
         return min(max(self.start + share * (self.end - self.start), -_FAR), _FAR)
 
     def _unit(self, value: float) -> float:
-        """Returns the value on a linear scale: its logarithm, or half of it so that no difference overflows."""
+        """Returns the number that is linear in pixels: the value's logarithm on a log scale, otherwise half the value,
+        so that no difference overflows."""
         return math.log10(max(value, 1e-300)) if self.kind == "log" else value / 2
 
 
@@ -70,7 +72,7 @@ class Frame:
 
 
 def usable(points: Iterable[Sequence[float]], x: Axis) -> list[Point]:
-    """Returns the points that an axis can show, sorted by x: finite ones, with positive x if the axis is
+    """Returns the points that the x axis can show, sorted by x: finite ones, with positive x if the axis is
     logarithmic."""
     pairs = ((finite(p[0]), finite(p[1])) for p in points if len(p) == 2)
     kept = [(a, b) for a, b in pairs if a is not None and b is not None and (x.kind == "linear" or a > 0)]
@@ -94,8 +96,8 @@ def make_frame(
 
 
 def _scale(axis: Axis, values: Sequence[float], start: float, end: float, margin: float) -> Scale:
-    """Returns the scale of an axis from pixel `start` to `end`: over its limits, or over the values with a margin, a
-    share of their range."""
+    """Returns the scale of an axis from pixel `start` to `end`: over its limits, or over the range of the values, to
+    which a linear axis adds `margin`, a share of that range, at each end."""
     low = axis.low if axis.low is not None else min(values, default=1.0)
     high = axis.high if axis.high is not None else max(values, default=2.0)
     if axis.kind == "log":
@@ -148,8 +150,8 @@ def clipped(frame: Frame, *children: object) -> Markup:
 
 
 def drawing(frame: Frame, x: Axis, y: Axis, title: str, *children: object, readable: bool = False) -> Markup:
-    """Returns the whole chart as an <svg>, with `title` for screen readers; if `readable`, the script can read off
-    values."""
+    """Returns the whole chart as an <svg>, with `title` for screen readers; if `readable`, it carries the data with
+    which the page's script shows values on hover."""
     data = json.dumps(_reading(frame, x, y), separators=(",", ":"), allow_nan=False) if readable else None
     return tag(
         "svg",
@@ -164,7 +166,8 @@ def drawing(frame: Frame, x: Axis, y: Axis, title: str, *children: object, reada
 
 
 def _reading(frame: Frame, x: Axis, y: Axis) -> dict[str, object]:
-    """Returns the data with which the script converts pixels to values."""
+    """Returns the data with which the page's script converts pixels to values: the frame's edges, and kind, limits and
+    unit of each axis."""
     return {
         "left": frame.left, "right": frame.right, "top": frame.top, "bottom": frame.bottom,
         "x": {"log": frame.x.kind == "log", "low": frame.x.low, "high": frame.x.high, "unit": clean(x.unit)},
@@ -174,8 +177,8 @@ def _reading(frame: Frame, x: Axis, y: Axis) -> dict[str, object]:
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Returns the places, moved as little as needed until neighbours are `gap` apart, inside [low, high] if
-    possible."""
+    """Returns the places in their given order, moved as little as needed until neighbours are at least `gap` apart,
+    inside [low, high] if possible."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     clusters: list[tuple[list[int], float]] = []
     for index in order:

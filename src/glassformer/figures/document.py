@@ -20,14 +20,14 @@ def stylesheet() -> str:
 
 
 def script() -> str:
-    """Returns the JavaScript for read-outs, legends, sortable tables, and the download of embedded data."""
+    """Returns the JavaScript for values on hover, legends, sortable tables, and the download of embedded data."""
     return files(__package__).joinpath("interact.js").read_text(encoding="utf-8")
 
 
 def document(title: str, *body: Markup, style: str = "", code: str = "") -> str:
     """Returns a complete HTML page as text; `style` (CSS) and `code` (JavaScript) come after those of the figures.
 
-    Its content security policy runs only this code and loads nothing."""
+    The page's content security policy runs only this code and loads nothing."""
     code = script() + code
     fingerprint = base64.b64encode(hashlib.sha256(code.encode("utf-8")).digest()).decode("ascii")
     policy = (
@@ -48,7 +48,8 @@ def document(title: str, *body: Markup, style: str = "", code: str = "") -> str:
 
 
 def copyable(command: str, label: str = "The command") -> Markup:
-    """Returns a command in a box; the page's script adds a button that copies it."""
+    """Returns a command in a box, with a button for copying it, which the page's script makes visible; `label` names
+    the box for screen readers."""
     words = join((tag("span", word, class_="gf-word") if word else "" for word in command.split(" ")), " ")
     box = tag("code", words, class_="gf-code", tabindex="0", role="group", aria_label=label)
     button = tag("button", "Copy", type="button", class_="gf-copy", data_copy=command, hidden=True,
@@ -57,8 +58,8 @@ def copyable(command: str, label: str = "The command") -> Markup:
 
 
 def embedded(values: object, name: str) -> Markup:
-    """Returns a <script> element with data, which the page's code finds by `name`: strict JSON, escaped so that it
-    cannot end the element."""
+    """Returns a <script> element that holds `values` as strict JSON, escaped so that no text in them can end the
+    element; the page's code finds it by its id, `name`."""
     text = json.dumps(values, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -66,7 +67,8 @@ def embedded(values: object, name: str) -> Markup:
 
 
 def write_document(page: str, path: str | os.PathLike[str]) -> Path:
-    """Writes the page, making its folder if needed, and returns its path. The old file is replaced atomically.
+    """Writes the text of a page to `path`, making its folder if needed, and returns the path. An old file is replaced
+    atomically.
 
     Raises WorkError if the disk refuses."""
     target = Path(path)
@@ -75,7 +77,7 @@ def write_document(page: str, path: str | os.PathLike[str]) -> Path:
 
 
 def write_figure(figure: Any, path: Path, dpi: int) -> None:
-    """Writes a matplotlib figure in the format of the path's ending; a .png records this package as its origin. Raises
+    """Writes a matplotlib figure in the format of the path's ending; a .png names Glassformer as its software. Raises
     WorkError if the disk refuses."""
     marked = {"metadata": {"Software": "Glassformer"}} if path.suffix.lower() == ".png" else {}
     with atomic_file(path) as temporary:

@@ -22,8 +22,8 @@ _LINE = 18.0  # distance between the names of rows, which a narrow screen draws 
 
 @dataclass(frozen=True)
 class HeatScale:
-    """Quantity and range of a heat map's colours. Values beyond an end have its colour; `above` and `below` are True if
-    the data has such values."""
+    """Quantity and range of a heat map's colours. A value beyond an end has the colour of that end; `below` and `above`
+    are True if the data has values beyond `low` and `high`."""
 
     label: str
     low: float
@@ -52,7 +52,7 @@ class HeatColumn:
 
 @dataclass(frozen=True)
 class Mark:
-    """An event at x, drawn above the heat map in the shape of `style.marker`."""
+    """An event at x, drawn above the heat map as the marker of the style number `shape` (`style.marker`)."""
 
     x: float
     shape: int
@@ -62,10 +62,11 @@ class Mark:
 def heat_scale(label: str, values: Iterable[object], kind: Literal["linear", "log"] = "linear",
                low: float | None = None, high: float | None = None,
                every: Iterable[object] | None = None) -> HeatScale:  # fmt: skip
-    """Returns the scale over the range of `values`, or with ends `low` and `high`; `every` holds all values to be
-    drawn, some perhaps outside of the scale.
+    """Returns the scale over the range of `values`; a linear one has the ends `low` and `high` if they are given.
+    `every` holds all values to be drawn, some perhaps outside of the scale; by default `values`.
 
-    A logarithmic scale includes values of `every` up to one power of ten beyond `values`, and spans at most six.
+    A logarithmic scale ignores `low` and `high`, includes values of `every` up to one power of ten beyond `values`, and
+    spans at most six powers of ten.
     """
     known = [v for value in values if (v := finite(value)) is not None]
     drawn = known if every is None else [v for value in every if (v := finite(value)) is not None]
@@ -79,7 +80,7 @@ def heat_scale(label: str, values: Iterable[object], kind: Literal["linear", "lo
 
 def _decades(known: Sequence[float], drawn: Sequence[float]) -> tuple[float, float]:
     """Returns the ends of a logarithmic scale over the positive values `known`; values in `drawn` widen it by at most
-    ten times."""
+    ten times at each end, and it spans at most six powers of ten."""
     low, high = max(min(known), 1e-280), min(max(known), 1e280)
     low, high = max(min(drawn, default=low), low / 10), min(max(drawn, default=high), high * 10)
     low = max(low, high / 1e6)
@@ -93,9 +94,10 @@ def is_not_finite(value: object) -> bool:
 
 def heat_map(columns: Sequence[HeatColumn], rows: Sequence[str], scale: HeatScale, x: Axis, title: str, y: str = "",
              marks: Sequence[Mark] = (), width: int = 500) -> Markup:  # fmt: skip
-    """Draws the columns as one SVG, `rows` being the rows' names from the bottom; hovering over a cell shows its value.
+    """Draws the columns as one SVG, with the marks above; `rows` holds the rows' names from the bottom, and hovering
+    over a cell shows its value.
 
-    Only the first MOST_COLUMNS x MOST_ROWS cells are drawn: the caller has to thin them, knowing how to average.
+    Only the first MOST_COLUMNS x MOST_ROWS cells are drawn: a caller with more cells has to average them first.
     """
     columns = [c for c in columns if None not in (finite(c.start), finite(c.end))][:MOST_COLUMNS]
     rows = rows[:MOST_ROWS]
@@ -115,14 +117,16 @@ def heat_map(columns: Sequence[HeatColumn], rows: Sequence[str], scale: HeatScal
 
 
 def _edges(row: int, rows: int) -> tuple[float, float]:
-    """Returns the upper and lower edge of row `row` in pixels, with a gap to its neighbours if there is room."""
+    """Returns the upper and lower edge in pixels of row `row`, counted from the bottom of `rows` rows, with a gap to
+    its neighbours if there is room."""
     share = _HEIGHT / rows
     gap = 1.0 if share > 5 else 0.0
     return _TOP + _HEIGHT - (row + 1) * share + gap, _TOP + _HEIGHT - row * share
 
 
 def _column(column: HeatColumn, across: Scale, rows: Sequence[str], scale: HeatScale, y: str) -> Markup:
-    """Draws the cells of one column; `across` is the scale of the x axis."""
+    """Draws the cells of one column; `across` is the scale of the x axis, `y` the word for a row in the text on
+    hover."""
     left, right = sorted((across(column.start), across(column.end)))
     return join(
         _cell(left, right, *_edges(i, len(rows)), value, f"{y} {name}, {column.name}".strip(" ,"), scale)
@@ -131,7 +135,8 @@ def _column(column: HeatColumn, across: Scale, rows: Sequence[str], scale: HeatS
 
 
 def _cell(left: float, right: float, top: float, bottom: float, value: object, name: str, scale: HeatScale) -> Markup:
-    """Draws the cell of one value; a thin line crosses the cell of a value that was not recorded."""
+    """Draws the cell of one value, a rectangle with these edges in pixels, whose text on hover gives `name`; a thin
+    line crosses the cell of a value that was not recorded."""
     box = f"M{number(left)},{number(top)}H{number(right)}V{number(bottom)}H{number(left)}z"
     known = finite(value)
     if known is not None:
@@ -169,8 +174,8 @@ def _words(across: Scale, x: Axis, y: str, rows: Sequence[str], width: int, heig
 
 
 def heat_legend(scale: HeatScale, missing: bool = False, not_finite: bool = False, width: int = 340) -> Markup:
-    """Draws the scale's colours with their values, and samples of missing and of non-finite cells if the map has such
-    cells."""
+    """Draws the scale's colours with their values, and a sample of a missing cell if `missing`, of a non-finite one if
+    `not_finite`."""
     step = (width - 20) / LEVELS
     wide = number(step + 0.4)  # a little overlap, so that no seam shows
     pieces = [tag("path", d=f"M{number(10 + i * step)},0h{wide}v12h-{wide}z", class_=f"gf-h{i}") for i in range(LEVELS)]
@@ -188,12 +193,13 @@ def heat_legend(scale: HeatScale, missing: bool = False, not_finite: bool = Fals
 
 
 def _ends(scale: HeatScale) -> tuple[str, str]:
-    """Returns both ends of the scale as text, with ≤ or ≥ if values are beyond them."""
+    """Returns both ends of the scale as text, with ≤ or ≥ if the data has values beyond the end."""
     return f"{'≤ ' if scale.below else ''}{si(scale.low)}", f"{'≥ ' if scale.above else ''}{si(scale.high)}"
 
 
 def _legend_ticks(scale: HeatScale) -> list[tuple[float, str]]:
-    """Returns (value, label) of round values inside the scale, and of the ends that have values beyond them."""
+    """Returns (value, label) of the ticks: round values inside the scale, and each end beyond which the data has
+    values."""
     values = (log_ticks if scale.kind == "log" else nice_ticks)(scale.low, scale.high, 5)
     share = Scale(scale.kind, scale.low, scale.high, 0.0, 1.0)
     low, high = _ends(scale)
@@ -205,7 +211,7 @@ def _legend_ticks(scale: HeatScale) -> list[tuple[float, str]]:
 
 
 def _key(kind: str, words: str) -> Markup:
-    """Returns a sample cell of a style class, followed by its meaning."""
+    """Returns a sample cell in the style of the CSS class `kind`, followed by its meaning `words`."""
     slash = "M0,12L18,0" if kind == "gf-hn" else ""
     cell = tag("path", d=f"M0,0H18V12H0z{slash}", class_=kind)
     box = tag("svg", cell, class_="gf-heat", viewBox="0 0 18 12", width=18, height=12, aria_hidden="true")

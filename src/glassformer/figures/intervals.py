@@ -12,7 +12,7 @@ _PAD = 12.0
 
 
 def interval_domain(values: Iterable[float | None]) -> Domain:
-    """Returns a range symmetric around zero that contains every value."""
+    """Returns the ends of a range symmetric around zero that contains every value that is not None, with a margin."""
     reach = max((abs(v) for v in map(finite, values) if v is not None), default=0.0) * 1.12
     return (-reach, reach) if reach > 1e-290 else (-1.0, 1.0)
 
@@ -27,7 +27,7 @@ def interval_row(difference: float, low: float | None, high: float | None, domai
                  decided: bool = True, width: int = 300, height: int = 30,
                  margin: float | None = None) -> Markup:  # fmt: skip
     """Draws one difference: a dot, its interval from `low` to `high` as a bar, and the line of zero. `decided` fills
-    the dot; `margin` draws the band around zero in which a difference counts as equivalence."""
+    the dot; a band from -`margin` to `margin` shows the differences that count as equivalence, if `margin` is given."""
     middle, zero = height / 2, _place(0.0, domain, width)
     pieces = [tag("path", d=f"M{number(zero)},0V{height}", class_="gf-zero")]
     if margin:
@@ -53,7 +53,7 @@ def interval_row(difference: float, low: float | None, high: float | None, domai
 
 
 def interval_axis(domain: Domain, width: int = 300, height: int = 22) -> Markup:
-    """Draws the axis of `interval_row`: ticks with their values."""
+    """Draws the common axis of drawings by `interval_row`: ticks with their signed values."""
     ticks = nice_ticks(*domain, target=4)
     pieces = []
     for value, label in zip(ticks, tick_labels(ticks), strict=True):

@@ -13,7 +13,7 @@ _MARGIN = 0.06
 
 
 def level_domain(values: Iterable[float | None]) -> Domain:
-    """Returns a range that contains every value, with a small margin at each end."""
+    """Returns the ends of a range that contains every value that is not None, with a small margin at each end."""
     known = [value for value in map(finite, values) if value is not None]
     low, high = widen(min(known, default=0.0), max(known, default=1.0))
     room = (high - low) * _MARGIN
@@ -28,8 +28,8 @@ def _place(value: float, domain: Domain, width: float) -> float:
 
 def level_row(value: float, low: float | None, high: float | None, runs: Sequence[float], domain: Domain, title: str,
               width: int = 220, height: int = 30) -> Markup:  # fmt: skip
-    """Draws one level: a dot for the mean `value`, its interval from `low` to `high` as a bar, and a short line for
-    each of `runs`."""
+    """Draws one level: a dot for the mean `value`, its interval from `low` to `high` as a bar, and a short vertical
+    line for the value of each run in `runs`."""
     middle = height / 2
     pieces = []
     for run in runs:
@@ -47,7 +47,7 @@ def level_row(value: float, low: float | None, high: float | None, runs: Sequenc
 
 
 def level_axis(domain: Domain, width: int = 220, height: int = 22) -> Markup:
-    """Draws the axis of `level_row`: ticks with their values."""
+    """Draws the common axis of drawings by `level_row`: ticks with their values."""
     ticks = nice_ticks(*domain, target=3)
     pieces = []
     for value, label in zip(ticks, tick_labels(ticks), strict=True):

@@ -62,8 +62,8 @@ def _drawable(one: Series, x: Axis, y: Axis) -> Series:
 
 
 def _extent(shown: Sequence[Series]) -> list[Point]:
-    """Returns points whose range the axes must cover: every x, and the y of lines that are not stray (unless all
-    are)."""
+    """Returns points whose range the axes must cover: the x of all points, and the y of the points of series that are
+    not stray (of all series if all are)."""
     steady = [one for one in shown if not one.stray] or list(shown)
     every = [p for one in steady for line in (one.points, one.markers, *one.thin) for p in line]
     level = every[0][1]
@@ -85,8 +85,8 @@ def _curve(frame: Frame, one: Series) -> Markup:
 
 
 def _beyond(frame: Frame, shown: Sequence[Series], x: Axis, y: Axis) -> Markup:
-    """Draws triangles at the upper edge for lines that leave the frame, one for each place, with the highest value
-    reached."""
+    """Draws triangles at the upper edge where lines exceed the upper limit of the y axis, each with the highest value
+    reached; triangles closer than MERGED are drawn as one."""
     if y.high is None:
         return Markup("")
     lines = [(one.label, line) for one in shown if not one.stray for line in (one.points, *one.thin)]
@@ -139,13 +139,14 @@ def _end(frame: Frame, one: Series) -> Point | None:
 
 
 def _cross(x: float, y: float, title: str) -> Markup:
-    """Draws the mark of a line that stopped early."""
+    """Draws a cross at (x, y) in pixels, the mark of a line that stopped early; `title` is its text on hover."""
     d = f"M{number(x - 5)},{number(y - 5)}l10,10m0,-10l-10,10"
     return tag("path", tag("title", title), d=d, class_="gf-ended")
 
 
 def _end_labels(frame: Frame, shown: Sequence[Series]) -> Markup:
-    """Draws the names of the lines at their ends, moved apart to avoid overlap, with a line to a moved name."""
+    """Draws the names of the lines at their ends, moved apart to avoid overlap, with a thin line from the end to a
+    moved name."""
     ended = [(one, end) for one in shown if (end := _end(frame, one))]
     named = [(one, end) for one, end in ended if end[0] > frame.right - EARLY]
     pieces = _inline_labels(frame, [(one, end) for one, end in ended if end[0] <= frame.right - EARLY])
@@ -178,7 +179,7 @@ def _inline_labels(frame: Frame, ended: Sequence[tuple[Series, Point]]) -> list[
 
 
 def legend(series: Sequence[Series]) -> Markup:
-    """Returns a legend as HTML: one button per arm, with which the script hides and shows it."""
+    """Returns a legend as HTML: one button per arm, with which the page's script hides and shows the arm's line."""
     items = []
     for one in series:
         note = tag("span", one.note, class_="gf-note") if one.note else None

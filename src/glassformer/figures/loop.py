@@ -20,7 +20,7 @@ BELOW = 40.0
 class LoopSketch:
     """Steps of a loop with the values that pass between them, and a way back labelled `back`.
 
-    `passes` has the value in front of each step and the value after the last one. The way back leaves the value in
+    `passes` names the value in front of each step and the value after the last step. The way back leaves the value in
     front of step `leaves` and joins the value in front of step `joins`.
     """
 

@@ -45,20 +45,20 @@ def breakable(words: str, after: str) -> Markup:
 
 
 def number(value: float) -> str:
-    """Returns a coordinate as text with up to two decimals: finer than any screen, and exact to a thousandth in a
-    read-out."""
+    """Returns a coordinate in pixels as text with up to two decimals, which is finer than any screen and than the
+    values that hovering shows."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def tag(name: str, /, *children: object, **attributes: Any) -> Markup:
-    """Returns an element, as in `tag("a", "words", class_="y")`; underscores in names of attributes become hyphens, and
-    None or False leaves an attribute out."""
+    """Returns an HTML or SVG element, as in `tag("a", "words", class_="y")`. In the name of an attribute a last
+    underscore is dropped and others become hyphens; an attribute of None or False is left out."""
     opening = "".join([f"<{name}", *(_attribute(key, value) for key, value in attributes.items()), ">"])
     return Markup(opening) if name in _VOID else Markup(f"{opening}{join(children)}</{name}>")
 
 
 def _attribute(key: str, value: Any) -> str:
-    """Returns an attribute as text with a leading space; "" for None and False."""
+    """Returns an attribute as text with a leading space: only its name for True, "" for None and False."""
     if value is None or value is False:
         return ""
     key = key.rstrip("_").replace("_", "-")
@@ -68,7 +68,7 @@ def _attribute(key: str, value: Any) -> str:
 
 
 def path(points: Iterable[tuple[float, float]]) -> str:
-    """Returns the attribute `d` of a <path> through points in pixels."""
+    """Returns the attribute `d` of a <path> of straight lines through points (x, y) in pixels."""
     return "".join(f"{'L' if i else 'M'}{number(x)},{number(y)}" for i, (x, y) in enumerate(points))
 
 

@@ -14,7 +14,8 @@ _LIMIT = 1e300
 
 
 def finite(value: object) -> float | None:
-    """Returns the value as a finite float; None for any other value (also for True, strings, and 10**400)."""
+    """Returns the value as a finite float; None for any other value (also for True, strings, and numbers beyond
+    1e300)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -25,7 +26,8 @@ def finite(value: object) -> float | None:
 
 
 def widen(low: float, high: float) -> tuple[float, float]:
-    """Returns (low, high) in order; if they are equal, a range around them of 5 % to each side, 0.5 around zero."""
+    """Returns (low, high) in order; if both are equal, the range of 5 % to each side of them, or of 0.5 to each side of
+    zero."""
     if high < low:
         low, high = high, low
     if high - low > 1e-9 * max(abs(low), abs(high), 1e-290):
@@ -50,7 +52,8 @@ def _multiple(index: int, step: float) -> float:
 
 
 def log_ticks(low: float, high: float, target: int = 6) -> list[float]:
-    """Returns round values inside [low, high] for a logarithmic axis: powers of ten, and 2 and 5 if there is room."""
+    """Returns round values inside [low, high] for a logarithmic axis: powers of ten, and 2 and 5 times these if there
+    is room; [] unless 0 < low < high."""
     if low <= 0 or high <= low:
         return []
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -72,14 +75,15 @@ def fixed(value: float, decimals: int = 3, signed: bool = False) -> str:
 
 
 def with_sign(value: float, decimals: int = 4) -> str:
-    """Formats a difference with its sign and `decimals` decimals, more if fewer than two digits would be left:
-    `+0.0000015`."""
+    """Formats a difference with its sign and `decimals` decimals, or up to nine if these would show fewer than two
+    digits: `+0.0000015`."""
     needed = 1 - math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
     return f"{value:+.{min(max(decimals, needed), 9)}f}"
 
 
 def si(value: float, digits: int = 3) -> str:
-    """Formats a quantity with `digits` significant figures and the suffix k, M, B or T: 10646784 is 10.6M."""
+    """Formats a quantity with `digits` significant figures and the suffix k, M, B or T, without trailing zeros:
+    10646784 is 10.6M. Very large and very small numbers get an exponent."""
     rounded = float(f"{value:.{digits}g}")
     size = abs(rounded)
     if size >= 1e16 or 0 < size < 1e-4:
@@ -93,7 +97,8 @@ def si(value: float, digits: int = 3) -> str:
 
 
 def count(value: float) -> str:
-    """Formats a count: as an integer below 10,000, otherwise with three figures and a suffix.
+    """Formats a count: a whole number below 10,000, or any number from 100 to 10,000, as an integer; all others with
+    three figures, and from 10,000 up with a suffix.
 
     4096 stays 4096, 49152 is 49.2k and 820864 is 821k."""
     if abs(value) >= 9_999.5:
@@ -102,13 +107,14 @@ def count(value: float) -> str:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Returns the labels of ticks, all with the number of decimals that their step needs."""
+    """Returns the labels of ticks, with the decimals that the smallest step between ticks needs; from 1000 up with a
+    suffix and without trailing zeros, as in 500, 1k, 1.5k."""
     steps = [b - a for a, b in itertools.pairwise(ticks) if b > a]
     return [_tick_label(tick, min(steps, default=abs(tick) or 1.0)) for tick in ticks]
 
 
 def _tick_label(tick: float, step: float) -> str:
-    """Formats one tick with the decimals that `step` needs."""
+    """Formats one tick with the decimals that `step` needs, and from 1000 up with a suffix."""
     size = max(abs(tick), step)
     if size >= 1e16 or size < 1e-4:
         return si(tick, 2) if tick else "0"
@@ -128,5 +134,5 @@ def seconds(value: float) -> str:
 
 
 def days(value: float) -> str:
-    """Formats a number of days: as an integer from 10 up, otherwise with two figures."""
+    """Formats a number of days: as an integer from 10 up, otherwise with two significant figures."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

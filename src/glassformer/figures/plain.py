@@ -1,4 +1,4 @@
-"""Conversion of values to plain data."""
+"""Conversion of values to plain data for JSON."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ NEAR = 20.0  # pixels; a name within this distance of its marker needs no line
 
 @dataclass(frozen=True)
 class Dot:
-    """One arm of a scatter chart at (x, y); the ranges are its lowest and highest values over seeds, None for one
-    seed."""
+    """One arm of a scatter chart at (x, y); `x_range` and `y_range` are the lowest and highest value over seeds, None
+    for one seed."""
 
     label: str
     x: float
@@ -46,7 +46,7 @@ def scatter_chart(dots: Sequence[Dot], x: Axis, y: Axis, title: str, width: int 
 
 
 def _roomy(axis: Axis, dots: Sequence[Dot]) -> Axis:
-    """Returns the x axis, widened so that names fit at each end."""
+    """Returns the x axis `axis` with limits beyond the dots, so that names fit at each end."""
     values = [v for dot in dots for v in (dot.x, *(dot.x_range or ()))]
     low, high = min(values), max(values)
     pad = (high - low) * 0.14 or abs(high) * 0.1 or 1.0
@@ -90,8 +90,8 @@ def _names(frame: Frame, dots: Sequence[Dot]) -> list[Markup]:
 
 
 def _leader(at: tuple[float, float], box: Rectangle) -> str | None:
-    """Returns the outline (`d` of a <path>) of a line from a marker to the nearest edge of its name; None if they are
-    close."""
+    """Returns the outline (`d` of a <path>) of a line from a marker to the nearest edge of its name; None if the name
+    is close to the marker."""
     px, py = at
     x, y = min(max(px, box[0]), box[2]), min(max(py, box[1]), box[3])
     return None if math.hypot(x - px, y - py) < NEAR else f"M{number(px)},{number(py)}L{number(x)},{number(y)}"
@@ -114,7 +114,7 @@ def _free_place(
     """Returns (x, y, text-anchor, rectangle) of the first place for a name of `length` pixels near `at` that overlaps
     nothing `taken`: right, left, above, below, then on ever wider rings.
 
-    If every place overlaps, returns the place inside the chart that covers least."""
+    If every place overlaps, returns the place inside the chart whose overlap is smallest."""
     px, py = at
     tries = [(px + 12, py + 4, "start"), (px - 12, py + 4, "end")]
     tries += [(px + dx, py + dy, "start" if dx > 0 else "end") for dy in (-9, 17) for dx in (9, -9)]

@@ -11,18 +11,18 @@ MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross")
 
 
 def colour(style: int) -> str:
-    """Returns the CSS class that sets `--c`, the colour of an arm."""
+    """Returns the CSS class that sets `--c`, the colour of an arm with this style number."""
     return f"gf-c{style % COLOURS}"
 
 
 def dash(style: int) -> str | None:
-    """Returns the attribute stroke-dasharray of an arm's line; None for a solid one, the first. Colour and dash
-    together repeat after 36 arms."""
+    """Returns the attribute stroke-dasharray of the line of an arm with this style number; None if the line is solid,
+    as for style 0 and some others. Colour and dash together repeat after 36 styles."""
     return DASHES[(style + style // COLOURS) % len(DASHES)] or None
 
 
 def marker(style: int, x: float, y: float, size: float = 4.0, title: str = "", **attributes: object) -> Markup:
-    """Draws the marker of the arm with this style, centred at (x, y) in pixels."""
+    """Draws the marker of an arm with this style number, centred at (x, y) in pixels; `title` is its text on hover."""
     shape = MARKERS[(style + 2 * (style // COLOURS) + style // 36) % len(MARKERS)]
     inside = tag("title", title) if title else None
     if shape == "circle":
@@ -45,7 +45,7 @@ def _outline(shape: str, x: float, y: float, size: float) -> str:
 
 
 def swatch(style: int) -> Markup:
-    """Draws the short line with a marker that identifies an arm in tables and legends."""
+    """Draws the short line with a marker that identifies an arm with this style number in tables and legends."""
     line = tag("path", d="M1,7H33", class_="gf-mean", stroke_dasharray=dash(style))
     return tag(
         "svg", line, marker(style, 17, 7, 3.6),

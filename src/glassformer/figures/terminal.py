@@ -19,7 +19,7 @@ from .document import write_document
 from .markup import Markup, plain_table, tag
 
 WIDTH = 120
-"""Columns of text that is not written to a terminal."""
+"""Width in characters of text that is not written to a terminal."""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -28,7 +28,7 @@ class TextTable(Table):
     """Table with literal cells and headings: brackets in a name are not read as rich's markup."""
 
     def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
-        """Adds a row; text is literal, and a rich `Text` may have a style."""
+        """Adds a row of cells; a string is shown literally, and a rich `Text` keeps its style."""
         literal = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
         super().add_row(*literal, style=style, end_section=end_section)
 
@@ -59,7 +59,7 @@ def _literal(text: str | None) -> Text | None:
 
 
 def size(value: float | None) -> str:
-    """Formats a number of bytes with its unit and three figures; a dash for None."""
+    """Formats a number of bytes with three figures and the unit B, kB, MB, GB or TB; None gives a dash."""
     if value is None:
         return "–"
     for unit in _BYTES:
@@ -78,7 +78,7 @@ def short(count: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Formats a duration in seconds as a clock: 75 is 1:15."""
+    """Formats a duration in seconds as on a clock: 75 is 1:15, 3675 is 1:01:15."""
     if not math.isfinite(seconds):
         return "–:––"
     minutes, rest = divmod(round(seconds), 60)
@@ -87,7 +87,7 @@ def clock(seconds: float) -> str:
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """Returns a row of bars, one character per value, from 0 to the largest.
+    """Returns a row of bars, one character per value, whose heights are proportional to the values.
 
     >>> sparkline([0, 1, 2, 4])
     '▁▃▅█'
@@ -98,7 +98,7 @@ def sparkline(values: Iterable[float]) -> str:
 
 
 def decimals(value: float | None) -> str:
-    """Formats a value with four decimals; None as `no`."""
+    """Formats a value with four decimals; None gives `no`."""
     return "no" if value is None else f"{value:.4f}"
 
 
@@ -134,7 +134,7 @@ class Printed:
     """True if the lines are input of other programs: the command line then prints them unwrapped."""
 
     def to_dict(self) -> Any:
-        """Returns the result as plain values.
+        """Returns the result as plain values, which JSON can hold.
 
         Returns
         -------
@@ -158,7 +158,7 @@ class Printed:
         """
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Returns an iterator over the text from top to bottom.
+        """Returns an iterator over the parts of the result's text from top to bottom.
 
         Returns
         -------
@@ -190,7 +190,7 @@ class Reported(Printed):
     """Base of printed results that can be written as an HTML page."""
 
     def html(self) -> str:
-        """Returns the page, which loads no other files.
+        """Returns the result as an HTML page, which loads no other files.
 
         Returns
         -------
@@ -206,7 +206,7 @@ class Reported(Printed):
         raise NotImplementedError
 
     def report(self, path: str | Path) -> Path:
-        """Writes the page, one file that opens offline.
+        """Writes the result's HTML page, one file that opens offline.
 
         Parameters
         ----------

@@ -20,7 +20,7 @@ from .markup import Markup, join, number, tag
 
 WIDTH = 300
 GAP = 34
-"""Space in pixels between two towers, for the line of the encoder's memory."""
+"""Space in pixels between the drawings of encoder and decoder, for the line of the encoder's output."""
 TRUNK = 50.0
 BRANCH_LEFT, BRANCH_RIGHT = 92.0, 276.0
 BRANCH = (BRANCH_LEFT + BRANCH_RIGHT) / 2
@@ -30,9 +30,10 @@ KNOWN = ("pre", "post", "sandwich", "res_post", "parallel", "no_residual")
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a model in the drawing: its name, its details in small type, and what acts `inside` it (a position).
+    """A part of a model in the drawing: its name, its details in small type, and the name of what acts `inside` it,
+    such as a rotary position.
 
-    `whole`, which is not drawn, holds all details, since a narrow box has less room."""
+    `whole`, which is not drawn, holds all details, since a narrow box has less room for `detail`."""
 
     name: str
     detail: str = ""
@@ -47,7 +48,7 @@ class BlockSketch:
     """One block of the drawing: its wiring and its parts; `times` is the number of equal blocks in a row.
 
     `shared_norm` is True if the two branches of a parallel block read the same norm; `mixer_normed` is False if the
-    mixer of a pre block reads no norm.
+    mixer of a pre block reads the trunk without a norm.
     """
 
     wiring: str = "pre"
@@ -70,7 +71,8 @@ class StageSketch:
 
 @dataclass(frozen=True)
 class ModelSketch:
-    """A whole model to draw; `position` names the position that is added to the embedding, "" without one."""
+    """A whole model to draw; `position` names the position encoding that is added to the embedding, "" without one;
+    `reads` and `gives` name the input and the output."""
 
     embedding: Box | None = None
     position: str = ""
@@ -81,22 +83,22 @@ class ModelSketch:
     reads: str = "tokens"
     gives: str = "logits"
     encoder: ModelSketch | None = None
-    """Tower whose output is read by parts of this model; None without an encoder."""
+    """Encoder whose output parts of this model read; None without an encoder."""
     differs: frozenset[Place] = frozenset()
     """Places marked as different: ("final_norm",), (stage, "repeat"), (stage, block, "mixer"), ..."""
 
 
 class _Pen:
-    """Collector of the shapes of one tower, drawn upwards from y = 0; `y` is the level reached so far in pixels,
-    negative and decreasing."""
+    """Collector of the shapes of one tower (an encoder or a decoder), drawn upwards from y = 0; `y` is the level
+    reached so far in pixels, negative and decreasing."""
 
     def __init__(self, within: Place | None = None) -> None:
         self.within = within
-        """First steps of the places in the attribute data-place; None for a drawing without places."""
+        """Steps that precede every place in the attribute data-place; None for a drawing without this attribute."""
         self.pieces: list[Markup] = []
         self.y = 0.0
         self.readers: list[tuple[float, float]] = []
-        """Middle (x, y) of the left edges of the parts that read a memory."""
+        """Middle (x, y) of the left edge of each part that reads the encoder's output."""
 
     def put(self, *pieces: Markup) -> None:
         self.pieces += pieces
@@ -133,7 +135,8 @@ class _Pen:
         self.text("≠", x, y + 4.5, "gf-badge-sign")
 
     def place(self, *steps: int | str) -> str | None:
-        """Returns the value of a part's attribute data-place; None for a drawing without places."""
+        """Returns the value of a part's attribute data-place, such as "0.1.mixer"; None for a drawing without this
+        attribute."""
         return None if self.within is None else ".".join(map(str, (*self.within, *steps)))
 
     def box(self, box: Box, role: str, left: float, right: float, y: float, height: float,
@@ -192,7 +195,7 @@ def wiring_drawing(model: ModelSketch, title: str, places: bool = False) -> Mark
 
 
 def _drawn(model: ModelSketch, marks: frozenset[Place], within: Place | None = None) -> _Pen:
-    """Draws one tower and returns its shapes; `marks` are the places that differ."""
+    """Draws one tower (an encoder or a decoder) and returns its shapes; `marks` are the places that differ."""
     pen = _Pen(within)
     pen.text(model.reads, TRUNK, -4.0, "gf-detail")
     pen.y = -12.0
@@ -213,7 +216,8 @@ def _drawn(model: ModelSketch, marks: frozenset[Place], within: Place | None = N
 
 
 def _memory(source: _Pen, pen: _Pen) -> None:
-    """Draws the line from the top of the encoder to the parts that read it, in the coordinates of the decoder."""
+    """Draws the line from the top of the encoder, `source`, to the parts of the decoder, `pen`, that read its
+    output."""
     channel, start = -GAP / 2.0, source.y + 4
     source.line((TRUNK + 10, source.y + 4), (WIDTH + GAP / 2.0, source.y + 4))
     for x, y in pen.readers:
@@ -222,7 +226,7 @@ def _memory(source: _Pen, pen: _Pen) -> None:
 
 
 def _on_trunk(pen: _Pen, box: Box, role: str, right: float, differs: bool = False, at: str = "") -> None:
-    """Draws a part that the trunk passes through, up to x = `right`."""
+    """Draws the box of a part that the trunk passes through; its right edge is at x = `right`."""
     pen.rise(16, arrow=True)
     height = _height(box)
     pen.box(box, role, 10.0, right, pen.y, height, differs, at)
@@ -230,7 +234,7 @@ def _on_trunk(pen: _Pen, box: Box, role: str, right: float, differs: bool = Fals
 
 
 def _added_position(pen: _Pen, words: str, differs: bool) -> None:
-    """Draws the position that is added to the embedding, named `words`."""
+    """Draws the position encoding that is added to the embedding, named `words`."""
     pen.rise(40)
     y = pen.y + 20
     left, right = BRANCH_LEFT, BRANCH_RIGHT
@@ -244,7 +248,7 @@ def _added_position(pen: _Pen, words: str, differs: bool) -> None:
 
 
 def _stage(pen: _Pen, stage: StageSketch, marks: frozenset[Place], index: int) -> None:
-    """Draws the blocks of a stage in a frame with the number of repeats; `index` is the stage's."""
+    """Draws the blocks of a stage in a frame with the number of repeats; `index` is the stage's number in the model."""
     pen.rise(14)
     bottom, before = pen.y, len(pen.pieces)
     for j, block in enumerate(stage.blocks):
@@ -269,7 +273,7 @@ def _stage(pen: _Pen, stage: StageSketch, marks: frozenset[Place], index: int) -
 
 
 def _wiring_words(block: BlockSketch) -> str:
-    """Returns the name of a block's wiring as a caption, with a remark if this drawing does not know it."""
+    """Returns the name of a block's wiring as a caption, with a remark if the wiring is unknown and drawn as pre."""
     known = block.wiring in KNOWN
     return f"{shorten(block.wiring, 14)} wiring" if known else f"{shorten(block.wiring, 12)} (drawn as pre)"
 
@@ -321,7 +325,8 @@ def _branch_up(pen: _Pen, start: float, y: float) -> float:
 
 
 def _branch_box(pen: _Pen, box: Box, role: str, y: float, differs: bool) -> float:
-    """Draws a part on the branch with its lower edge at y and a short line above; returns the y of the line's end."""
+    """Draws a part on the branch with its lower edge at y and a short line above the part; returns the y of the line's
+    upper end."""
     height = _height(box)
     pen.box(box, role, BRANCH_LEFT, BRANCH_RIGHT, y, height, differs)
     pen.line((BRANCH, y - height), (BRANCH, y - height - 10))
@@ -335,7 +340,8 @@ def _become_trunk(pen: _Pen, y: float) -> None:
 
 
 def _join_trunk(pen: _Pen, y: float, start: float, branch: float = BRANCH) -> None:
-    """Draws the branch at `y` back to the trunk, an addition, and the trunk from `start` up to it."""
+    """Draws the branch from x = `branch` back to the trunk at height `y`, an addition, and the trunk from `start` up to
+    the addition."""
     pen.line((branch, y), (TRUNK + 9, y))
     pen.line((TRUNK, start), (TRUNK, y - 20))
     pen.add(y)

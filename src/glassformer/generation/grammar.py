@@ -206,6 +206,7 @@ def checked(text: str, field: str) -> str:
 
 
 def refusal(field: str, why: str) -> RequestError:
-    """Returns the error of a description that cannot be enforced."""
+    """Returns the error that the grammar or JSON schema in the field `field` cannot be enforced, for the reason
+    `why`."""
     line = printable(" ".join(why.split()))[:300]
     return RequestError(f"{field} cannot be enforced: {line}", code="unsupported", field=field)

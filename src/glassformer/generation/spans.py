@@ -39,9 +39,11 @@ def best_span(logits: Float[Tensor, "s 2"], first: int, last: int) -> tuple[int,
 
 @torch.inference_mode()
 def answer_span(model: Model, row: np.ndarray, segments: np.ndarray, behind: int) -> tuple[int, int, float]:
-    """Returns `best_span` of the text in a `question_row`: row (s,), segments (s,), 1 from the text on.
+    """Returns the first and the last token, as indices of `row`, of the most likely answer in the text of a
+    `question_row`, and its probability p(start) p(end).
 
-    `behind` is the number of special tokens that follow the text."""
+    `row` (s,) holds the tokens, `segments` (s,) is 1 from the text on, and `behind` is the number of special tokens
+    that follow the text."""
     tokens = torch.from_numpy(row)[None].to(model.device)
     with at_rest(model):
         logits = model(tokens, segments=given_segments(model, torch.from_numpy(segments)[None].to(model.device)))[0]
