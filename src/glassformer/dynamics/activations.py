@@ -1,6 +1,6 @@
-"""Statistics of the similarity and size of activations x (..., t, d), a number per leading index.
+"""Statistics of the similarity and size of activations x (..., t, d), one number per leading index.
 
-Computed in fp32 (fp64 of fp64), in one pass over x. NaN in, NaN out.
+Computed in fp32, for fp64 input in fp64. NaN in, NaN out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def token_cosine(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
     In O(T d): with u_k = x_k / |x_k|, the sum is |Σ u_k|^2 - Σ |u_k|^2. A token of zeros has cosine 0 with every other;
     fewer than two tokens give 0. Noci et al. 2022, arXiv 2206.03126, figure 1.
 
-    Trouble: rho -> 1 over depth is rank collapse: all tokens are equal, and W_Q, W_K get no gradient. Above 0.95, with
-    gradients of q and k below 1e-3 of the median, it is an alarm.
+    Trouble: rho -> 1 over depth is rank collapse: all tokens are equal, and W_Q, W_K get no gradient. The diagnosis
+    finds it above 0.95, if queries and keys get less than 1e-3 of the gradient of the values.
     """
     x, t = wide(x), x.shape[-2]
     norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -31,10 +31,11 @@ def token_cosine(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
 
 
 def relative_residual(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
-    """Returns mu = ||X - 1 x̄^T||_F / ||X||_F, x̄ the mean token; 0, all tokens equal, to 1, a mean of zero.
+    """Returns mu = ||X - 1 x̄^T||_F / ||X||_F, x̄ the mean token: from 0 (tokens equal) to 1 (x̄ = 0).
 
-    If all tokens have one norm, mu^2 = (1 - rho) (T-1)/T. X = 0 gives 0. After Dong et al. 2021, arXiv 2103.03404, with
-    the Frobenius norm in place of theirs (`composite_residual`): the mean is then the exact minimiser.
+    If all tokens have the same norm, mu^2 = (1 - rho) (T-1)/T. X = 0 gives 0. After Dong et al. 2021, arXiv 2103.03404,
+    with the Frobenius norm in place of their composite norm (`composite_residual`): x̄ then minimises the residual
+    exactly.
 
     Trouble: mu -> 0 over depth is rank collapse. Unlike rho, mu also falls for a large common offset.
     """
@@ -44,7 +45,7 @@ def relative_residual(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
 
 
 def composite_norm(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
-    """Returns ||X||_{1,inf} = sqrt(||X||_1 ||X||_inf): the largest column sum of |X| and the largest row sum.
+    """Returns ||X||_{1,inf} = sqrt(||X||_1 ||X||_inf), of the largest column sum and the largest row sum of |X|.
 
     Dong et al. (2021, arXiv 2103.03404) prove in this measure that pure attention loses rank doubly exponentially. It
     is not a norm: the triangle inequality fails."""
@@ -54,7 +55,7 @@ def composite_norm(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
 
 def composite_residual(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
     """Returns ||X - 1 x̄^T||_{1,inf} / ||X||_{1,inf}, the relative residual of Dong et al. 2021, arXiv 2103.03404, with
-    the mean token in place of their minimiser. X = 0 gives 0."""
+    x̄ the mean token, in place of their minimiser. X = 0 gives 0."""
     x = wide(x)
     norm, residual = composite_norm(x), composite_norm(_centred(x))
     return torch.where(norm == 0, 0.0, residual / norm)
@@ -75,30 +76,29 @@ def residual_rms(x: Float[Tensor, "... t d"]) -> Float[Tensor, "..."]:
 
 @dataclass(frozen=True)
 class Massive:
-    """Result of `massive`: one value per leading index, and a mask."""
+    """Massive activations found by `massive`: their mask, and one count, maximum and median per leading index of x."""
 
     mask: Tensor
     """Mask (..., t, d), True for massive values."""
     count: Tensor
-    """Number of massive values."""
+    """Number of massive values, (...,)."""
     largest: Tensor
-    """Maximum |x|."""
+    """Maximum |x|, (...,)."""
     median: Tensor
-    """Median |x|, the lower one of an even number."""
+    """Median |x|, (...,), the lower of the two middle values for an even number."""
 
     @property
     def ratio(self) -> Tensor:
-        """Ratio max |x| / median |x|; 0 if all are zero, inf if only the median is."""
+        """Ratio max |x| / median |x|; 0 if all x are zero, inf if only the median is zero."""
         return torch.where(self.largest == 0, 0.0, self.largest / self.median)
 
 
 def massive(x: Float[Tensor, "... t d"], above: float = 100.0, times: float = 1000.0) -> Massive:
-    """Finds massive activations: |x| > 100 and |x| >= about 1,000 times the median |x| of the hidden state (all its
-    tokens).
+    """Finds massive activations: |x| > `above` and |x| >= `times` times the median |x| over all tokens and features.
 
-    Sun et al. 2024, arXiv 2402.17762, section 2; `above` and `times` are the two thresholds ("at least or around"). In
-    trained models a few fixed features of the first token have them: they work as a bias, and break int8 activations.
-    Early in a run they are trouble: one feature carries the stream.
+    Sun et al. 2024, arXiv 2402.17762, section 2; `above` and `times` are its thresholds ("at least or around"). In
+    trained models, massive values appear in a few fixed features of the first token: they work as a bias, and break
+    int8 quantization of activations. Early in a run they are trouble: one feature carries the stream.
     """
     size = wide(x).abs()
     flat = size.flatten(-2)

@@ -22,11 +22,11 @@ def attention_entropy(
 
     From 0, every query on one key, to log t, all keys alike. Zhai et al. 2023, arXiv 2303.06296.
 
-    `normalised` divides each row by log of its visible keys, which makes rows and lengths comparable, 0 to 1, and
-    leaves out rows with a single one (our convention, not the paper's). `visible` is that count, of a shape that
-    broadcasts to (..., n, s); by default causal: the queries are the last s of t tokens, the i-th token attends to i
-    keys. Rows without a visible key are left out. Without any row the entropy is 0 and the normalised entropy 1:
-    nothing is collapsed.
+    `normalised` divides each row by the log of its number of visible keys, which makes rows and lengths comparable, 0
+    to 1, and leaves out rows with a single visible key (our convention, not the paper's). `visible` is the number of
+    visible keys of each query, of a shape that broadcasts to (..., n, s); by default causal: the queries are the last s
+    of t tokens, the i-th token attends to i keys. Rows without a visible key are left out. Without any row the entropy
+    is 0 and the normalised entropy 1: nothing is collapsed.
 
     Trouble: a head falling below 0.1 while the loss stalls or oscillates and the largest logit passes 1e3 (entropy
     collapse). A low entropy by itself is healthy: induction heads and sinks have it.
@@ -50,10 +50,11 @@ def causal_counts(pattern: Float[Tensor, "... s t"]) -> Tensor:
 def max_attention_logit(scores: Float[Tensor, "... s t"]) -> Tensor:
     """Returns max_ij |S_ij| over visible keys (a hidden key has score -inf) and the batch; per head, (n,).
 
-    Scores are the inputs of softmax: scaled, biased. 0 without a visible key.
+    Scores are the inputs of the softmax, with scale and bias applied. 0 without a visible key.
 
-    Trouble: every run of Wortsman et al. 2023 (arXiv 2309.14322, section 3.3) in which it passed 1e4 diverged, and the
-    loss suffers from about 1e3; Kimi K2 (2507.20534) rescales heads above 100. A healthy small model stays below 50.
+    Trouble: every run of Wortsman et al. 2023 (arXiv 2309.14322, section 3.3) in which this logit passed 1e4 diverged,
+    and the loss suffers from about 1e3; Kimi K2 (2507.20534) rescales heads above 100. A healthy small model stays
+    below 50.
     """
     if not scores.numel():
         return scores.new_zeros(scores.shape[-3:-2])
@@ -63,14 +64,14 @@ def max_attention_logit(scores: Float[Tensor, "... s t"]) -> Tensor:
 
 
 def sink_mass(pattern: Float[Tensor, "... s t"], key: int = 0) -> Tensor:
-    """Returns the mean attention that key k receives from the queries at and after it, Σ_{i>=k} A_ik / (T - k); per
-    head, (n,).
+    """Returns the mean attention that key k receives from the queries at and after position k, Σ_{i>=k} A_ik / (T - k);
+    per head, (n,).
 
     The first query attends only to itself and counts with 1. 0 without a query. Gu et al. 2024, arXiv 2410.10781; Xiao
     et al. 2023, 2309.17453. Raises RequestError for a key out of range.
 
-    A head above 0.3 is called a sink head (`sink_rate`). Not trouble by itself: trained models keep most of their mass
-    on the first token, and lose it with the token (a window without its first keys).
+    A head above 0.3 is called a sink head (`sink_rate`). Not trouble by itself: trained models put most of their
+    attention on the first token, and fail if a window drops the key of that token.
     """
     s, t = pattern.shape[-2:]
     if not 0 <= key < t:
@@ -87,8 +88,8 @@ def sink_rate(pattern: Float[Tensor, "... s t"], key: int = 0, above: float = 0.
 
 
 def inverse_participation_ratio(pattern: Float[Tensor, "... s t"]) -> Tensor:
-    """Returns IPR = Σ_j A_ij^2, averaged over the queries (and the batch); per head, (n,). From 1/t, all keys alike, to
-    1.
+    """Returns IPR = Σ_j A_ij^2, averaged over the queries (and the batch); per head, (n,). From 1/t (all keys alike) to
+    1 (one key).
 
     1/IPR is the effective number of keys. Giorlandino & Goldt 2025, arXiv 2505.24333: scores of variance β^2 log T give
     0 below a critical β and 1 - β_c/β above it in the limit of long sequences; short ones are far from it. At 0 and at
@@ -98,8 +99,8 @@ def inverse_participation_ratio(pattern: Float[Tensor, "... s t"]) -> Tensor:
 
 
 def entropy_bound(s: Tensor | float, keys: Tensor | int) -> Tensor:
-    """Returns the minimum entropy, in nats, that softmax of `keys` logits of Euclidean norm <= s can have; fp64,
-    broadcast.
+    """Returns the minimum entropy, in nats, that softmax of `keys` logits of Euclidean norm <= s can have; fp64, with s
+    and `keys` (T) broadcast.
 
         log(1 + (T-1) b) + s sqrt(T (T-1)) b / (1 + (T-1) b),   b = exp(-s sqrt(T / (T-1)))
 

@@ -1,8 +1,8 @@
 """Coordinate check of muP: activations of wide and narrow models should move equally far.
 
 Yang et al. 2022, 2203.03466, appendix D.1: one model at several widths takes a few steps of Adam on one batch, at one
-learning rate, and mean |x_t - x_0|, the mean size of the change by a step, is compared between widths. If it grows with
-the width, the best learning rate falls; a correct parametrisation keeps it level, or lets it fall.
+learning rate, and mean |x_t - x_0|, the mean change of an activation after t steps, is compared between widths. If it
+grows with the width, the best learning rate falls; a correct parametrisation keeps it level, or lets it fall.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ WIDTHS = (64, 128, 256, 512)
 HEADS = 4
 """Maximum number of heads, at every width: head dims grow with the width."""
 VOCABULARY = 256
-"""Maximum vocabulary; tokens are drawn at random."""
+"""Maximum vocabulary size; the check draws tokens at random."""
 LEVEL = 0.1
-"""Largest slope that does not count as growth."""
+"""Largest slope of log2 change against log2 width that does not count as growth."""
 
 
 @dataclass(frozen=True)
 class CoordinateCheck(Tabular):
-    """Result of a coordinate check: mean |x| (`sizes`) and mean |x_t - x_0| (`changes`) by kind of site (`mixer.q`,
-    ...;     over layers, seeds, elements), step 0 ... `steps` and width: `sizes["mixer.q"][step][width index]`."""
+    """Result of a coordinate check: mean |x| (`sizes`) and mean |x_t - x_0| (`changes`) over layers, seeds and
+    elements, by kind of site (such as `mixer.q`), step 0 ... `steps` and width: `sizes["mixer.q"][step][width
+    index]`."""
 
     widths: tuple[int, ...]
     steps: int
@@ -58,7 +59,7 @@ class CoordinateCheck(Tabular):
 
     @property
     def growing(self) -> list[str]:
-        """Kinds of site whose changes grow with the width, or are not finite; steepest first."""
+        """Kinds of site whose slope is above LEVEL, or nan; steepest first."""
         slopes = self.slopes
         return sorted((kind for kind, one in slopes.items() if not one <= LEVEL), key=lambda kind: -slopes[kind])
 
@@ -73,21 +74,23 @@ class CoordinateCheck(Tabular):
         ]
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns a row for each kind of site: its slope, and its change after the last step at every width."""
+        """Returns a row for each kind of site: its name, its slope, and its change after the last step at every
+        width."""
         return [
             {"site": kind, "slope": one, **dict(zip(map(str, self.widths), self.changes[kind][-1], strict=True))}
             for kind, one in self.slopes.items()
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns sizes, changes and slopes as plain values, and the file of the figure."""
+        """Returns all fields, the slopes and the growing kinds of site as plain values; `figure` is the file of the
+        figure or None."""
         numbers = asdict(replace(self, picture=None))
         del numbers["picture"]
         figure = None if self.picture is None else str(self.picture)
         return {**numbers, "slopes": self.slopes, "growing": self.growing, "figure": figure}
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields a table of slopes and changes by width, and the finding."""
+        """Yields a heading, a table of slopes and changes by width, the finding, and the file of the figure."""
         yield f"mean |x - x0| after {self.steps} steps of Adam at {self.learning_rate:g}, by width"
         table = ruled()
         table.add_column("site")
@@ -106,7 +109,8 @@ class CoordinateCheck(Tabular):
             yield unbroken(f"figure: {self.picture}")
 
     def draw(self, figure: Any) -> None:
-        """Fills a matplotlib figure: a panel per kind of site, a line per step, both axes in powers of two."""
+        """Fills a matplotlib figure: a panel per kind of site, in it a line of change against width per step, both axes
+        in powers of two."""
         from matplotlib.ticker import NullLocator
 
         across = 4
@@ -152,11 +156,13 @@ def coordinate_check(
     batch: int = 8,
     length: int = 32,
 ) -> CoordinateCheck:
-    """Trains `config` at every width for `steps` steps of Adam on one batch of random tokens, and measures every site.
+    """Trains `config` at every width for `steps` steps of Adam on one batch of random tokens, and returns the mean
+    sizes and changes of the activations at every site.
 
     Heads, layers and vocabulary stay constant, so that only widths differ (`at_width`). Raises RequestError for fewer
-    than two widths, a width that the heads do not divide, and numbers below one. An error or interrupt that ends the
-    work has the check of the finished widths, if two or more, as `error.so_far`."""
+    than two widths, a width that the heads do not divide, numbers below one, and activations that become nan or
+    infinite. An error or interrupt that ends the work has the check of the finished widths, if two or more, as
+    `error.so_far`."""
     if len(set(widths)) < 2:
         raise RequestError(
             f"widths={list(widths)}: a slope needs two widths or more", code="range", field="widths", value=list(widths)
@@ -202,8 +208,8 @@ def coordinate_check(
 
 
 def at_width(config: ModelConfig, width: int, length: int = 32) -> ModelConfig:
-    """Returns the model at d_model `width`: hidden layers in proportion, at most `HEADS` heads (grouped as before), at
-    most `VOCABULARY` tokens, no dropout."""
+    """Returns `config` with d_model `width` and context `length`: hidden layers in proportion, at most `HEADS` heads
+    (grouped as before), at most `VOCABULARY` tokens, no dropout."""
 
     def fit(block: BlockConfig) -> BlockConfig:
         mixer, ffn = block.mixer, block.ffn
@@ -233,13 +239,13 @@ def slope(widths: Sequence[int], values: Sequence[float]) -> float:
 
 
 Measure = list[dict[str, float]]
-"""Measurements: by step, by kind of site."""
+"""Means over activations: `measure[step][kind of site]`."""
 
 
 def _measure(
     config: ModelConfig, steps: int, learning_rate: float, seed: int, batch: int, length: int
 ) -> tuple[Measure, Measure]:
-    """Returns (mean |x|, mean |x_t - x_0|) of one training run."""
+    """Returns (mean |x|, mean |x_t - x_0|), by step and kind of site, of a new model trained on one random batch."""
     model = config.build(seed=seed)
     text = torch.randint(config.vocab_size, (batch, length + 1), generator=torch.Generator().manual_seed(seed))
     tokens, targets = text[:, :-1], text[:, 1:]
@@ -265,7 +271,7 @@ def _seen(model: Model, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def _by_kind(seen: dict[str, Tensor]) -> dict[str, float]:
-    """Returns mean |x| by kind of site, averaged over the layers."""
+    """Returns {kind of site: mean |x|}, averaged over the layers."""
     found: dict[str, list[float]] = {}
     for site, x in seen.items():
         found.setdefault(re.sub(r"^layers\.\d+\.", "", site), []).append(float(x.abs().mean()))

@@ -17,32 +17,33 @@ from glassformer.figures.terminal import Tabular, dim, one_line, ruled, unbroken
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKS = 60
-"""Characters of a curve in a line of text."""
+"""Maximum characters of a curve in a line of text."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Known failure that the run matches."""
+    """Failure that the run matches, with its evidence, place and remedies."""
 
     cause: str
     confidence: float
     why: str
     """Evidence, in a sentence."""
     tries: tuple[str, ...]
-    """Changes that the literature offers, as expressions and fields of the recipe."""
+    """Changes to try, as changes of the model (`+qknorm`) or of the recipe (`recipe.clip=1.0`)."""
     layer: int | None = None
     site: str | None = None
     statistic: str | None = None
     head: int | None = None
     step: int | None = None
     sigmas: float | None = None
-    """Change of the statistic in standard deviations; without enough earlier values, that of the first mover at its
-    site or in its layer."""
+    """Change of the statistic in robust standard deviations. If unknown: of the first statistic that moved at the site,
+    else in the layer, else of a loss spike near the step; None without such a change."""
     batch: tuple[str, ...] = ()
-    """Text of the batch, if the batch is the cause."""
+    """Texts of the sequences with the largest losses in the batch that failed; empty for other causes."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values: sigmas that cannot be counted are null, a statistic of head 2 is `weight_norm[2]`."""
+        """Returns all fields but `why` and `batch` as plain values: sigmas become None if unknown or not
+        finite, the head is part of the statistic (`weight_norm[2]`)."""
         return {
             "cause": self.cause,
             "layer": self.layer,
@@ -82,13 +83,13 @@ class Diagnosis(Tabular):
     story: tuple[str, ...]
     """Sentences: the failure, the first mover, the most likely cause, changes to try, other causes, notes."""
     losses: tuple[float, ...] = field(default=(), repr=False)
-    """Loss of every known step."""
+    """Loss of every step with a valid row of metrics."""
     moved: tuple[Mover, ...] = ()
-    """Statistics that moved before the failure showed, in order of time."""
+    """Statistics that moved before the failure showed, at most ten, in order of time."""
     notes: tuple[str, ...] = ()
-    """Sentences that hold for any verdict: spikes that passed, steps and lines left out."""
+    """Sentences that hold for any verdict: spikes that passed, steps and lines left out, returns to a checkpoint."""
     batch: tuple[str, ...] = field(default=(), repr=False)
-    """Texts of the batch of the cause, or else of the largest spike."""
+    """Texts of the batch of the most likely cause with one, or else of the largest loss spike."""
     name: str = ""
     """Name of the run, usually its folder."""
     command: str = ""
@@ -119,7 +120,8 @@ class Diagnosis(Tabular):
         return " ".join(self.story)
 
     def lines(self) -> Iterator[str | RenderableType]:
-        """Yields a paragraph, the loss as a curve, and tables of the causes, the movers and the batch."""
+        """Yields the verdict, the loss as a curve, the story, tables of causes and of movers, the batch, notes and the
+        command."""
         yield Text(f"{self.name}{': ' if self.name else ''}{one_line(self.verdict)}", style="bold")
         if self.losses:
             yield f"loss {sparkline(self.losses)} {self.losses[-1]:.3g}"
@@ -156,8 +158,8 @@ class Diagnosis(Tabular):
 
 
 def sparkline(values: Sequence[float], width: int = SPARKS) -> str:
-    """Returns one character for each of at most `width` equal intervals: their mean, on a scale from the smallest to
-    the largest."""
+    """Returns `values` as a row of bars, one character for each of at most `width` equal intervals; a bar shows the
+    mean of its interval, on a scale from the smallest to the largest mean."""
     width = min(width, len(values))
     edges = [len(values) * i // width for i in range(width + 1)]
     means = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]

@@ -17,30 +17,31 @@ from glassformer.dynamics.spikes import Spikes, forecast
 from glassformer.thresholds import DIVERGENCE_NATS, DIVERGENCE_WINDOW
 
 ALARM = 6.0
-"""Minimum robust sigmas of a statistic that has moved."""
+"""Minimum distance, in robust sigmas, of a statistic that has moved."""
 LOOKBACK = 32
-"""Steps before the onset in which the first move may be."""
+"""Number of steps before the onset of a failure that are searched for the first move."""
 BASE, BASE_ROWS = 96, 12
-"""Steps before the look-back, against which a move is measured; if looks are rare, this number of rows, however far
-back."""
+"""Number of steps before the look-back whose rows are the base of a move; minimum number of rows of a base, however far
+back if rows are rare."""
 LEAST = 5
-"""Minimum rows for any statement about a move."""
+"""Minimum earlier rows for any statement about a move."""
 LEAST_KNOWN = 12
 """Minimum residuals of a statistic, over all its places, for an estimate of its spread."""
 CALM = 64
-"""Minimum values from calm steps for an estimate of how far a statistic wanders."""
+"""Minimum values from the steps before the look-back for an estimate of how far a statistic wanders in calm."""
 BACK = 10
 """Steps within which the loss must recover for a spike to have passed."""
 EARLY = 64
 NATS_ABOVE, NATS_BACK = 0.3, 1.0
-"""Nats of a rise above the first loss, and above the lowest in the first steps, that exceed fluctuation."""
+"""Rises of the loss, in nats, that exceed fluctuation: above the first loss, and above the lowest loss so far within
+the first EARLY steps."""
 COLUMNS = ("step", "loss", "learning_rate", "grad_norm")
 LOGARITHMIC = {
     "weight_norm", "gradient_norm", "gradient_rms", "update_ratio", "residual_rms", "massive", "spectral_norm",
     "effective_rank", "stable_rank", "activation_effective_rank", "activation_stable_rank",
 }  # fmt: skip
 FLOOR = 0.02
-"""Minimum sigma: two per cent, or 0.02 for a statistic that is not a ratio."""
+"""Minimum sigma: 0.02, which is two per cent for a statistic measured by its logarithm."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,15 @@ class Track:
         return self.values[min(len(self.steps) - 3, int((self.steps <= self.steps[-1] * 2 / 3).sum())) :]
 
     def sigmas(self, at: int, head: int = 0) -> float | None:
-        """Returns the distance of row `at` from the rows before, in robust sigmas: median and MAD, of logarithms if the
-        statistic is a size or a ratio. None if there are too few rows."""
+        """Returns the distance of a head's value in row `at` from its values in up to BASE earlier rows, in robust
+        sigmas (median and MAD; of logarithms for a size or a ratio). None with fewer than LEAST earlier rows."""
         if at < LEAST:
             return None
         return float(self._away(np.arange(max(0, at - BASE), at), np.array([at]))[0, head])
 
     def base(self, onset: int) -> np.ndarray:
-        """Returns the indices of the rows against which a move before the onset is measured; empty if there are too
-        few."""
+        """Returns the indices of the rows, at least LOOKBACK steps before the onset, against which a move is measured;
+        empty if there are fewer than LEAST."""
         early = np.flatnonzero(self.steps <= onset - LOOKBACK)
         within = int((self.steps[early] > onset - LOOKBACK - BASE).sum())
         rows = early[len(early) - min(len(early), max(within, BASE_ROWS)) :]
@@ -83,8 +84,8 @@ class Track:
 
     def line(self, base: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns (slope, level, spread) of each head over the rows `base`, (n,) each: the line of Theil and Sen (the
-        median of the slopes of all pairs, the median of the residuals), and the MAD around it, in sigma, corrected for
-        two parameters."""
+        median of the slopes of all pairs, the median of the residuals), and the MAD around the line, as a standard
+        deviation, corrected for two parameters."""
         times, values = self.steps[base].astype(float), self._scaled(self.values[base])
         early, late = np.triu_indices(len(base), 1)
         slope = np.median((values[late] - values[early]) / (times[late] - times[early])[:, None], axis=0)
@@ -94,12 +95,13 @@ class Track:
         return slope, level, np.nan_to_num(spread, nan=math.inf)
 
     def strayed(self, onset: int, usual: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (rows, sigma (rows, n)): the distances from the base of the rows within LOOKBACK steps before the
-        onset, and of the row after it; empty without a base.
+        """Returns (rows, sigmas (rows, n)): indices of the rows in the LOOKBACK steps up to the onset and of the first
+        row after it, and the distance of each of the n heads in these rows from its earlier values, the rows
+        `base(onset)`, in multiples of their spread; both empty if there are too few earlier rows.
 
         The distance is from the line through the base or from its median, whichever is nearer, 0 between the two: a
-        series that drifts leaves the median, one whose drift slows down leaves the line, and neither has moved. Sigma
-        is the spread around that line, at least `usual`, the spread of the statistic at all its places, because one of
+        series that drifts leaves the median, one whose drift slows down leaves the line, and neither has moved. The
+        spread is that around the line, at least `usual`, the spread of the statistic at all its places, because one of
         hundreds of series always has a spread that is small by chance. It grows with the distance from the base as the
         error of a line does."""
         base = self.base(onset)
@@ -118,8 +120,8 @@ class Track:
         return rows, np.where(np.isfinite(spread), away, 0.0)
 
     def first_moved(self, onset: int, usual: float = 0.0, alarm: float = ALARM) -> tuple[int, int, float] | None:
-        """Returns (row, head, sigma) of the first move of more than `alarm` sigma before the onset that lasted until
-        the onset and, if there is a later row, beyond; None without one."""
+        """Returns (first row, head, largest distance in sigma) of the longest move of at least `alarm` sigma, in one
+        direction, that lasted until the onset and, if there is a later row, beyond; None without such a move."""
         rows, away = self.strayed(onset, usual)
         before = int((self.steps[rows] <= onset).sum())
         away, after = away[:before][::-1], away[before:]  # backwards from the onset
@@ -172,7 +174,7 @@ class Spike:
     step: int
     sigmas: float
     before: float
-    """Loss expected at this step."""
+    """Loss expected at the step of the spike."""
     loss: float
     passed: bool
     """True if the loss recovered within BACK steps."""
@@ -180,7 +182,8 @@ class Spike:
 
 @dataclass(eq=False)
 class Evidence:
-    """Metrics and records of a run. `metrics` holds one row a step; values that are not numbers are left out."""
+    """Metrics and records of a run, with the failures and series found in them. `metrics` holds one row a step; rows
+    with a missing value, or one that is not finite, are left out."""
 
     metrics: Sequence[Mapping[str, Any]]
     records: Sequence[Mapping[str, Any]]
@@ -204,7 +207,8 @@ class Evidence:
 
     @cached_property
     def _columns(self) -> dict[str, np.ndarray]:
-        """Columns (r,) of the rows with finite values in all of COLUMNS; the later one of two rows of a step."""
+        """{name: column (r,)} of the rows with finite values in all of COLUMNS, sorted by step; the later of two rows
+        of a step."""
         rows: dict[float, list[float]] = {}
         for row in self.metrics:
             try:
@@ -218,7 +222,7 @@ class Evidence:
         return columns | {"step": columns["step"].astype(np.int64)}
 
     def at(self, steps: np.ndarray, name: str) -> np.ndarray:
-        """Returns `learning_rate` or `grad_norm` at each of these steps; nan if the step has no row."""
+        """Returns `learning_rate` or `grad_norm` at each of `steps`; nan for a step without a row."""
         if not len(self.steps):
             return np.full(len(steps), math.nan)
         found = np.minimum(np.searchsorted(self.steps, steps), len(self.steps) - 1)
@@ -233,20 +237,21 @@ class Evidence:
         return next((event for event in reversed(self.events) if event["event"] == kind), None)
 
     def batch(self, step: int) -> tuple[str, ...]:
-        """Returns the texts that a watch recorded for the batch of a step."""
+        """Returns the texts that a watch recorded for the batch of a step; empty if it recorded none."""
         return next((tuple(x["batch"]) for x in self.events if x["step"] == step and x.get("batch")), ())
 
     # What went wrong, if anything did
 
     @cached_property
     def not_finite(self) -> Mapping[str, Any] | None:
-        """Event at which loss or gradients were not finite; None if the run continued from there."""
+        """Last event at which loss or gradients were not finite; None without such an event, or if the run continued
+        after it."""
         event = self.event("not_finite")
         return None if event is None or (len(self.steps) and self.steps[-1] > event["step"] + 1) else event
 
     @cached_property
     def diverged(self) -> int | None:
-        """Step at which the loss rose for good; None if it did not."""
+        """Step at which the loss rose for good; None if it did not, or ended in a value that is not finite."""
         if len(self.losses) < DIVERGENCE_WINDOW or self.not_finite:
             return None
         means = np.convolve(self.losses, np.ones(DIVERGENCE_WINDOW) / DIVERGENCE_WINDOW, "valid")
@@ -258,8 +263,8 @@ class Evidence:
 
     @cached_property
     def hump(self) -> float:
-        """Rise of the loss above the first, in nats: the largest mean of five steps in a row, of half of the steps in a
-        run of fewer than ten."""
+        """Largest mean loss of five consecutive steps minus the first loss, in nats; a run of fewer than ten steps is
+        averaged over half its number of steps."""
         if len(self.losses) < 2:
             return 0.0
         n = min(5, len(self.losses) // 2)
@@ -267,14 +272,14 @@ class Evidence:
 
     @cached_property
     def blind(self) -> float:
-        """Loss of a blind guess of the next token, log V; nan without a config, or of another objective."""
+        """Loss of a uniform guess of the next token, log V in nats; nan without a config, or for another objective."""
         kind = (self.recipe.get("objective") or {}).get("kind", "next_token")
         return math.log(max(2, self.config.vocab_size)) if self.config and kind == "next_token" else math.nan
 
     @cached_property
     def rose(self) -> bool:
-        """True if the loss rose before the end: above the first, back in the first steps, without return, or in the
-        last steps."""
+        """True if the loss rose above its first value, above its lowest in the first steps, in a late spike that did
+        not pass, or at the end above its minimum."""
         step = self.steps[-1] if len(self.steps) else 0
         lasting = any(spike.step > step - DIVERGENCE_WINDOW and not spike.passed for spike in self.spikes)
         end = float(np.mean(self.losses[-5:])) if len(self.losses) else 0.0
@@ -283,14 +288,14 @@ class Evidence:
 
     @cached_property
     def relapse(self) -> float:
-        """Rise of the loss above its lowest so far, in nats, in the first steps, which the detector of spikes does not
-        judge."""
+        """Largest rise of the loss above its lowest value so far, in nats, within the first EARLY steps, which the
+        detector of spikes does not judge."""
         early = self.losses[:EARLY]
         return float((early - np.minimum.accumulate(early)).max(initial=0.0))
 
     @cached_property
     def spikes(self) -> list[Spike]:
-        """Spikes of the loss, found again in the metrics."""
+        """Spikes of the loss, detected in the metrics, in order of time."""
         detector, found = Spikes(), []
         for i, loss in enumerate(self.losses.tolist()):
             if (sigmas := detector.see(loss)) is not None and math.isfinite(loss):
@@ -302,12 +307,12 @@ class Evidence:
 
     @property
     def worst(self) -> Spike | None:
-        """Largest spike of the loss, or None."""
+        """Spike of the loss with the most sigmas; None without a spike."""
         return max(self.spikes, key=lambda spike: spike.sigmas, default=None)
 
     @cached_property
     def gradient_spikes(self) -> dict[int, float]:
-        """Step -> sigma of the spikes of the gradient norm that the watch recorded."""
+        """{step: sigmas} of the spikes of the gradient norm that the watch recorded."""
         return {
             event.get("from", event["step"]): event.get("sigmas", math.inf)
             for event in self.events
@@ -316,19 +321,20 @@ class Evidence:
 
     @cached_property
     def followed(self) -> list[int]:
-        """Steps of the gradient spikes that the loss followed: with a spike within BACK steps, or with the failure."""
+        """Steps of the gradient spikes that were followed, within BACK steps, by a spike of the loss or by the onset of
+        the failure."""
         showed = [*(spike.step for spike in self.spikes), *([] if self.onset is None else [self.onset])]
         return [step for step in self.gradient_spikes if any(0 <= later - step <= BACK for later in showed)]
 
     def spiked(self, since: int) -> bool:
         """Returns True if loss or gradient norm spiked at a step or within DIVERGENCE_WINDOW steps after it; without a
-        spike, no answer to spikes could have acted."""
+        spike, `on_spike` cannot have acted."""
         steps = [*(spike.step for spike in self.spikes), *self.gradient_spikes]
         return any(0 <= step - since <= DIVERGENCE_WINDOW for step in steps)
 
     @cached_property
     def onset(self) -> int | None:
-        """Step at which the failure showed; None without a failure."""
+        """Step at which the loss or gradients were not finite, or the loss diverged; None if neither happened."""
         if self.not_finite:
             return int(self.not_finite["step"])
         lasting = [spike.step for spike in self.spikes if not spike.passed]
@@ -382,12 +388,12 @@ class Evidence:
 
     @cached_property
     def full(self) -> np.ndarray:
-        """Steps with all statistics, not only norms."""
+        """Steps at which all statistics were recorded, not only norms."""
         return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(one.steps for one in self.of("update_ratio"))]))
 
     def together(self, statistic: str, layer: int | None, *names: str) -> Track | None:
-        """Returns the joint norm over matrices of a layer: all, or those named (`mixer.q`). None unless all were
-        recorded at equal steps."""
+        """Returns the series of the joint norm of a layer's matrices (root of the sum of squares): of all, or of
+        `names` (`mixer.q`). None if no such matrix was recorded, or not all at the same steps."""
         prefix = f"layers.{layer}."
         found = [
             track for track in self.of(statistic)
@@ -399,11 +405,11 @@ class Evidence:
         return Track(statistic, f"layers.{layer}", found[0].steps, total[:, None])
 
     def gradient(self, layer: int | None, *names: str) -> Track | None:
-        """Returns ||dL/dW|| over matrices of a layer together; None as in `together`."""
+        """Returns the series of ||dL/dW|| of a layer's matrices, as one norm; arguments and None as in `together`."""
         return self.together("gradient_norm", layer, *names)
 
     def ask(self, rule: Rule) -> list[Any]:
-        """Returns the findings of a rule, computed once."""
+        """Returns the findings of a rule, which runs at the first call only."""
         if rule not in self._answers:
             self._answers[rule] = list(rule(self))
         return self._answers[rule]
@@ -411,9 +417,9 @@ class Evidence:
     def movers(self, onset: int) -> list[Mover]:
         """Returns the statistics that moved before the onset and stayed moved, in order of time.
 
-        A move is more than ALARM sigma, and more than twice the largest distance of the statistic in the LOOKBACK steps
-        before, when nothing had happened yet; half as much again if few values are known from then. There are hundreds
-        of series, and those of a healthy run wander further than noise would."""
+        A move is at least ALARM sigma (1.5 ALARM if fewer than CALM values are known from the LOOKBACK steps before the
+        steps searched), and at least twice the largest distance of the statistic in those LOOKBACK steps, when nothing
+        had happened yet. There are hundreds of series, and those of a healthy run wander further than noise would."""
         found = []
         for tracks in self._by_statistic.values():
             bases = [(track, base) for track in tracks if len(base := track.base(onset))]
@@ -434,7 +440,8 @@ Rule = Callable[[Evidence], Iterator[Any]]
 
 
 def _track(statistic: str, where: str, series: Mapping[int, Sequence[float]]) -> Track | None:
-    """Returns the series of a statistic at a place, without rows whose number of heads differs from the last."""
+    """Returns the series of a statistic at a place, without rows whose number of heads differs from that of the last
+    row; None without a value."""
     steps = sorted(series)
     heads = len(series[steps[-1]]) if steps else 0
     steps = [step for step in steps if len(series[step]) == heads]
@@ -444,7 +451,7 @@ def _track(statistic: str, where: str, series: Mapping[int, Sequence[float]]) ->
 
 
 def layer_of(where: str) -> int | None:
-    """Returns the layer in a site's name: 3 for layers.3.mixer.q; None without one."""
+    """Returns the number of the layer in a site's name: 3 for layers.3.mixer.q; None for a site outside the layers."""
     found = re.match(r"layers\.(\d{1,6})(\.|$)", where)
     return int(found[1]) if found else None
 

@@ -14,10 +14,11 @@ VALUES_PER_BLOCK = 1 << 24
 
 
 def dead_units(hidden: Float[Tensor, "... f"], threshold: float = 1e-3) -> Float[Tensor, ""]:
-    """Returns |{j: max_t |hidden_tj| <= threshold}| / f, the share of the f units silent at every token; 0 without one.
+    """Returns |{j: max_t |hidden_tj| <= threshold}| / f, the share of the f units silent at every token; 0 if empty.
 
-    hidden is the output of the activation (times the gate's partner). ReLU's dead units are exactly 0; those of GELU
-    and SiLU only come close, hence the threshold (values of living ones are around 0.1 to 1).
+    hidden is the output of the activation (in a gated network, the product with the linear branch). ReLU's dead units
+    are exactly 0; those of GELU and SiLU only come close, hence the threshold (values of living ones are around 0.1 to
+    1).
 
     Trouble: a share that grows after a spike or under a large learning rate: such units get no gradient and stay dead
     (Lu et al. 2019, arXiv 1903.06733, on ReLU; already at init if a net is deep and narrow).
@@ -30,8 +31,8 @@ def dead_units(hidden: Float[Tensor, "... f"], threshold: float = 1e-3) -> Float
 
 
 def log_z(logits: Float[Tensor, "... v"]) -> Float[Tensor, ""]:
-    """Returns mean log Z over tokens, Z = Σ_v exp(logit_v); 0 without a token. Softmax is invariant to it; only z-loss
-    bounds it.
+    """Returns mean log Z over tokens, Z = Σ_v exp(logit_v); 0 without a token. Softmax does not depend on log Z; only
+    z-loss bounds it.
 
     It is log V if all logits are 0. Trouble: a drift of more than 5 from log V, or logits sinking far below 0, late in
     a run without weight decay: output-logit divergence (Chowdhery et al. 2022, arXiv 2204.02311; Wortsman et al. 2023,
@@ -44,21 +45,22 @@ def log_z(logits: Float[Tensor, "... v"]) -> Float[Tensor, ""]:
 
 
 def router_load(experts: Int[Tensor, "... k"], n_experts: int) -> Float[Tensor, "e"]:
-    """Returns f_i = 1/(n k) Σ_t |{j: experts_tj = i}|, the share of the assignments that each of the e = `n_experts`
-    receives, from the k experts chosen for each of n tokens. They sum to 1.
+    """Returns f_i = 1/(n k) Σ_t |{j: experts_tj = i}|, the share of the assignments that expert i of e = `n_experts`
+    receives; `experts` are the indices of the k experts chosen for each of n tokens. The shares sum to 1.
 
-    Zeros without a token. Level is 1/e. Fedus et al. 2021, arXiv 2101.03961 (f_i of the balance loss, k = 1)."""
+    Zeros without a token. An equal load is 1/e. Fedus et al. 2021, arXiv 2101.03961 (f_i of the balance loss, k =
+    1)."""
     chosen = experts.flatten().long()
     counts = torch.zeros(n_experts, device=experts.device).index_add_(0, chosen, torch.ones_like(chosen).float())
     return counts / max(1, chosen.numel())
 
 
 def router_entropy(probabilities: Float[Tensor, "... e"], normalised: bool = False) -> Float[Tensor, ""]:
-    """Returns the entropy -Σ_i p_i log p_i of the router's probabilities in nats, the mean over tokens; `normalised` by
-    log e. 0 without a token.
+    """Returns the entropy -Σ_i p_i log p_i of the router's probabilities in nats, the mean over tokens; `normalised`
+    divides it by log e. 0 without a token.
 
     p = softmax(W x) of Shazeer et al. 2017, arXiv 1701.06538, who found that an unbalanced gate increasingly favours
-    few experts; Fedus et al. 2021, arXiv 2101.03961, balance it by its mean.
+    few experts; Fedus et al. 2021, arXiv 2101.03961, balance the load by the mean of p.
 
     Trouble: near 0 early (the router decided before it learned), or at log e for long (it does not decide at all)."""
     entropy = torch.special.entr(wide(probabilities)).sum(-1)
@@ -67,7 +69,7 @@ def router_entropy(probabilities: Float[Tensor, "... e"], normalised: bool = Fal
 
 
 def max_violation(load: Float[Tensor, "... e"]) -> Float[Tensor, "..."]:
-    """Returns MaxVio = max_i load_i / mean load - 1: 0, level, to e - 1, all to one expert; 0 without load.
+    """Returns MaxVio = max_i load_i / mean load - 1: from 0 (equal load) to e - 1 (all to one expert); 0 without load.
 
     Wang et al. 2024, arXiv 2408.15664: 0.04 with a bias that balances, 0.72 with an auxiliary loss. Trouble: above 1,
     the busiest expert has twice its share; with a capacity factor, its tokens are dropped."""

@@ -1,4 +1,4 @@
-"""Statistics of a model's activations in one pass: attention, residual stream, hidden units, logits."""
+"""Statistics of a model's activations in one pass: attention, residual stream, hidden units, experts, logits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from glassformer.parts.core.running import Look
 from glassformer.parts.ffn import Router
 
 RANKED = 256
-"""Tokens of a sequence, evenly spaced, for the rank of activations."""
+"""Maximum tokens of a sequence, evenly spaced, that enter the ranks of activations."""
 
 
 def probe(model: Model, tokens: Tensor, beside: Mapping[str, Any] | None = None) -> Statistics:
-    """Returns statistics of the activations of model(tokens), tokens (b, s), in evaluation mode and without gradients.
-    Further inputs of the model (`source`) are given by name.
+    """Returns {statistic: {site: number, or one for each head}} of the activations of model(tokens), tokens (b, s), in
+    evaluation mode and without gradients. The last argument holds further inputs of the model by name (`source`).
 
     Leaves the model unchanged. Needs one device transfer for all numbers."""
     found: dict[str, dict[str, Tensor]] = {}
@@ -54,7 +54,8 @@ def probe(model: Model, tokens: Tensor, beside: Mapping[str, Any] | None = None)
 
 
 def stream(x: Tensor) -> dict[str, Tensor]:
-    """Returns statistics of the residual stream x (b, s, d), means over the sequences."""
+    """Returns statistics of the residual stream x (b, s, d): means over the sequences, and max |x| / median |x| of all
+    x."""
     x = x.float()
     singular = singular_values(x[..., :: -(-x.shape[-2] // RANKED), :])  # its time grows with the cube of the tokens
     return {
@@ -68,7 +69,8 @@ def stream(x: Tensor) -> dict[str, Tensor]:
 
 
 class Sent:
-    """Statistics of experts: of their router's choices, and then of the hidden units of the chosen experts."""
+    """Observer of a layer of experts: receives the router's probabilities, then the hidden units of the chosen
+    experts."""
 
     def __init__(self, router: Router):
         self.router = router
@@ -76,7 +78,8 @@ class Sent:
 
     def routing(self, p: Tensor) -> dict[str, Tensor]:
         """Returns statistics of the router's probabilities p (b, s, e): load of each expert, (e,), entropy and maximum
-        violation; with a capacity, the share of assignments beyond it, which training drops."""
+        violation; with a capacity, also the share of assignments that training drops, because they exceed the
+        capacity."""
         self.chosen = self.router.choose(p)[1]
         load = router_load(self.chosen, p.shape[-1])
         late = {} if self.router.capacity is None else {"router_dropped": self.router.late(self.chosen).float().mean()}
@@ -88,7 +91,8 @@ class Sent:
         }
 
     def units(self, hidden: Tensor) -> dict[str, Tensor]:
-        """Returns the share of dead units of hidden (b, s, k, f) among experts that received a token."""
+        """Returns the share of dead units among the experts that received a token; hidden (b, s, k, f) holds the f
+        hidden units of the k experts chosen for each token."""
         size, of = hidden.abs().flatten(0, -2), self.chosen.flatten()
         largest = torch.stack([size[of == expert].amax(0) for expert in of.unique()])
         return {"dead_units": dead_units(largest.flatten()[None])}
@@ -99,11 +103,12 @@ LOOKS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
     "hidden": lambda hidden: {"dead_units": dead_units(hidden)},
     "logits": lambda logits: {"log_z": log_z(logits).mean()},
 }
-"""Statistics of a site, by the last part of its name."""
+"""Functions from the activations of a site to {statistic: tensor}, by the last part of the site's name."""
 
 
 class MapStatistics:
-    """Entropy, largest logit and mass on the first key of every head, from maps that arrive by blocks of c queries."""
+    """Entropy, largest logit and mass on the first key of every head, from scores and patterns that arrive by blocks of
+    c queries."""
 
     def __init__(self) -> None:
         self.visible: Tensor | None = None
@@ -118,7 +123,7 @@ class MapStatistics:
         self.largest.append(scores.abs().where(seen, 0.0).amax((0, 2, 3)))
 
     def pattern(self, pattern: Tensor, first: int, total: int) -> None:
-        """Receives the block of the pattern (b, n, c, t) of the scores just received."""
+        """Receives the attention pattern (b, n, c, t) of the block whose scores arrived last."""
         assert self.visible is not None
         choice = self.visible > 1  # a single visible key has nothing to spread over
         entropy = torch.special.entr(pattern).sum(-1) / self.visible.clamp_min(2).log()
@@ -126,7 +131,8 @@ class MapStatistics:
         self.sink.append(pattern[..., 0].transpose(0, 1).flatten(1))
 
     def statistics(self) -> dict[str, Tensor]:
-        """Returns {statistic: (n,)}; empty without a block."""
+        """Returns {statistic: (n,)} over all blocks: mean normalised entropy, largest |logit|, mean mass on the first
+        key; empty without a block."""
         if not self.largest:
             return {}
         return {
@@ -145,7 +151,8 @@ def _look(take: Callable[[Tensor], dict[str, Tensor]], name: str, into: dict[str
 
 
 def numbers(found: dict[str, dict[str, Tensor]]) -> Statistics:
-    """Returns tensors as numbers and lists of numbers, in one device transfer."""
+    """Returns {statistic: {place: tensor}} with each tensor as a number or a list of numbers, in one device
+    transfer."""
     flat = [value.float().reshape(-1) for of_sites in found.values() for value in of_sites.values()]
     if not flat:
         return {}

@@ -2,8 +2,8 @@
 down.
 
 Kimi K2, 2507.20534, section 2.1: W_q and W_k of a head with largest logit S > tau are multiplied by sqrt(tau / S) each.
-A logit is q k scale of a pair that is visible, before any bias and soft cap; S is the largest of a step's training
-batch, over all microbatches.
+A logit is q k scale of a visible pair of query and key, before any bias and soft cap; S is the largest of a step's
+training batch, over all microbatches.
 
 Cost: |q| and |k| of every token, per layer. Their product bounds every logit of a head, and only layers whose bound
 passes tau compute the logits, in blocks, in fp32: one more matmul of queries and keys.
@@ -39,7 +39,7 @@ class QKClip:
     >>> optimizer.step()
     >>> clip.after_update()
 
-    `threshold=None` disables both."""
+    `threshold=None` disables recording and scaling."""
 
     def __init__(self, model: Model, threshold: float | None):
         refuse_clipping(model.config, threshold)
@@ -52,7 +52,8 @@ class QKClip:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Records the largest logits of every pass of the model inside the context."""
+        """Records the largest logit of each head over all forward passes inside the context; earlier records are
+        dropped."""
         self.peaks.clear()
         if self.threshold is None:
             yield
@@ -78,7 +79,7 @@ class QKClip:
         return look_q, look_k
 
     def after_update(self) -> None:
-        """Scales down the heads that passed the threshold."""
+        """Scales down W_q and W_k of the heads whose largest logit passed the threshold."""
         for i, peaks in self.peaks.items():
             assert self.threshold is not None
             clip_heads(self.mixers[i], peaks, self.threshold)
@@ -86,7 +87,8 @@ class QKClip:
 
 
 def refuse_clipping(config: ModelConfig, threshold: float | None) -> None:
-    """Raises RequestError if scaling W_q and W_k does not scale the logits of this model."""
+    """Raises RequestError if a threshold is given and QK-clip does not apply: the model has no attention, its logits do
+    not scale with W_q and W_k, or a reparametrisation sets their scale."""
     if threshold is None:
         return
     try:

@@ -20,7 +20,7 @@ from glassformer.files import atomic_file, disk_errors
 
 NAME = "dynamics.jsonl"
 MOST_BYTES = 1 << 27
-"""Bytes that are read of a file, from its end, where a failure is recorded."""
+"""Maximum bytes that are read of a file: its last ones, because a failure is recorded at the end."""
 LINE_BYTES = 1 << 22
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MOST_HEADS, MOST_SERIES = 1 << 14, 1 << 16
@@ -29,7 +29,8 @@ LAST_STEP = 1 << 53
 
 
 class Records:
-    """Writer of rows to RUN/dynamics.jsonl. The file is created with its first row. Raises WorkError if that fails."""
+    """Writer of rows to RUN/dynamics.jsonl. The file is created with its first row. Raises WorkError if writing
+    fails."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -37,8 +38,8 @@ class Records:
 
     @classmethod
     def open(cls, folder: Path, resume_step: int) -> Records:
-        """Opens the records of a resumed run, and drops rows after `resume_step`, which the checkpoint precedes, and
-        invalid lines."""
+        """Returns the writer of a resumed run, after removing from its file all invalid lines and the rows of steps
+        after `resume_step`, the step of the checkpoint."""
         records = cls(folder / NAME)
         path = records.path
         if path.exists():
@@ -61,7 +62,7 @@ class Records:
 
 
 class Unwritten(Records):
-    """Records that write nothing, for ranks other than the first."""
+    """Writer that discards its rows, for ranks other than the first."""
 
     def write(self, row: dict[str, Any]) -> None:
         pass
@@ -78,10 +79,10 @@ class Recorded(list[dict[str, Any]]):
 
 def read_records(path: Path, most_bytes: int = MOST_BYTES) -> Recorded:
     """Returns the rows of a dynamics.jsonl, checked: step a count, statistics {name: {place: float or [float, ...]}},
-    an event with known fields only; words for numbers are converted to numbers, long texts are cut.
+    an event with known fields only; "nan", "inf" and "-inf" are converted to floats, long texts are cut.
 
     A missing file has no rows: the run was not watched. Invalid lines are skipped and counted. Raises RequestError if
-    the file cannot be read, or is of another kind."""
+    the file cannot be read, has several lines and no valid one, or names too many series."""
     rows, series = Recorded(), set[tuple[str, str]]()
     try:
         with path.open("rb") as file:
@@ -112,7 +113,8 @@ def read_records(path: Path, most_bytes: int = MOST_BYTES) -> Recorded:
 
 
 def plain(value: Any) -> Any:
-    """Returns a tree that JSON can hold: numbers to six significant figures, words for values that are not finite."""
+    """Returns a tree of dicts and lists as JSON can hold it: floats to six significant figures, the strings "nan",
+    "inf" and "-inf" for floats that are not finite."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -123,8 +125,8 @@ def plain(value: Any) -> Any:
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yields every line with its row, or None for an invalid line; lines that are too long come in parts, each
-    invalid."""
+    """Yields (line, checked row) of every line, with None as the row of an invalid line; lines that are too long come
+    in parts, each invalid."""
     whole = True
     while line := file.readline(LINE_BYTES):
         ended = line.endswith(b"\n")
@@ -164,7 +166,8 @@ def _is(value: Any, kind: type) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Returns a text cut to its limit, without lone surrogates, which cannot be printed."""
+    """Returns a text cut to LONGEST_TEXT characters, with lone surrogates, which cannot be printed, replaced. Raises
+    ValueError for another type."""
     return _is(value, str)[:LONGEST_TEXT].encode("utf-8", "replace").decode()
 
 
@@ -175,7 +178,8 @@ def _name(value: Any) -> str:
 
 
 def number(value: Any) -> float:
-    """Returns a recorded number, in words or not. Raises ValueError for anything else."""
+    """Returns a recorded number as a float, also one that is written as "nan", "inf" or "-inf". Raises ValueError for
+    anything else."""
     if type(value) is str and value in WORDS:
         return WORDS[value]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -202,4 +206,4 @@ FIELDS = {
     "batch": lambda value: [_text(text) for text in _is(value, list)[:MOST_TEXTS]],
     "batch_losses": lambda value: [number(loss) for loss in _is(value, list)[:MOST_TEXTS]],
 }
-"""Fields of an event and their checks."""
+"""Known fields of an event, each with the function that checks and converts its value."""

@@ -37,15 +37,16 @@ from glassformer.units import plural
 
 HEALTHY = "nothing wrong"
 MOST = 0.8
-"""Share of the late rows in which a state must hold to count as one."""
+"""Share of the late rows in which a state must hold to count as lasting."""
 TOO_LARGE = 0.5
-"""Nats of the first loss above a uniform guess that are too many; every untrained family has at most 0.2."""
+"""Excess over a uniform guess, in nats, above which the first loss is too large; every untrained family has at most
+0.2."""
 LARGE_SPIKE = 12.0
-"""Sigmas of a large spike; odd documents of a healthy run reach nine."""
+"""Sigmas above which a spike is large; odd documents of a healthy run reach nine."""
 USUAL_FIRST = 0.3
-"""Relative size of an update at the peak rate to a newly initialised matrix in healthy runs, 0.15 to 0.5."""
+"""Usual ||dW|| / ||W|| of a newly initialised matrix at the peak learning rate; healthy runs have 0.15 to 0.5."""
 ABSURD_FIRST, ABSURD_TIMES = 10.0, 100.0
-"""Least first update in units of the weights, and least multiple of the usual learning rate, at which the rate explains
+"""Minimum ||dW|| / ||W|| of a first update, and minimum multiple of the usual learning rate, at which the rate explains
 any move of weights."""
 RATES_OF_ADAMW = ("adamw", "muon")
 """Optimizers whose updates have the size of AdamW's at the same learning rate."""
@@ -57,16 +58,16 @@ LONGEST_QUOTE = 60
 
 @dataclass(frozen=True)
 class Leap:
-    """Change of a norm beyond the reach of the updates."""
+    """Change of a weight norm that is larger than updates can explain."""
 
     track: Track
     before: int
     row: int
-    """Rows of the series between which the norm changed."""
+    """Second of the two rows of the series, `before` and `row`, between which the norm changed."""
     head: int
     by: float
     allowed: float
-    """Largest change of the logarithm that updates allow."""
+    """Largest change of the norm's logarithm that updates allow."""
 
     @property
     def step(self) -> int:
@@ -82,7 +83,7 @@ def diagnose(
     """Returns the diagnosis of a run from the rows of `metrics.jsonl` and of `dynamics.jsonl` (see `read_records`).
 
     Rules read the config and the recipe as needed: the place of norms, Adam's eps. Without statistics only the loss is
-    judged. Raises RequestError without any step."""
+    judged. Raises RequestError if there is neither a valid step nor a record."""
     with np.errstate(all="ignore"):  # records of a failed run may hold any value
         return _diagnose(Evidence(metrics_rows, records, config, recipe or {}))
 
@@ -119,8 +120,8 @@ def _diagnose(e: Evidence) -> Diagnosis:
 
 
 def _sigmas(e: Evidence, cause: Cause, movers: Sequence[Mover]) -> float | None:
-    """Returns the sigmas of the cause; else of the first mover at its site, or in its layer; else of the loss spike
-    near it."""
+    """Returns the first finite sigmas: of the cause, of a mover at its site, of a mover in its layer, of a loss spike
+    within BACK steps of its step; None without any."""
     beside = [
         *(mover.sigmas for mover in movers if mover.track.where == cause.site),
         *(mover.sigmas for mover in movers if cause.layer is not None and mover.track.layer == cause.layer),
@@ -149,8 +150,8 @@ def _rank(cause: Cause) -> tuple[float, float]:
 
 
 def _roots_first(found: Sequence[Cause]) -> list[Cause]:
-    """Lowers the confidence in effects of other causes: of a root, of a dead layer within it, of rank collapse in
-    gradients, and of an absurd learning rate in all weights that moved."""
+    """Returns the causes, with lower confidence in those that another cause explains: a root, a dead layer its dead
+    units and moved weights, rank collapse its small gradients, an absurd learning rate any moved weights."""
     root = max((cause.confidence for cause in found if cause.cause in ROOTS), default=0.0)
     absurd = any(cause.cause == "learning rate above the stable edge" and cause.confidence >= 0.9 for cause in found)
     dead = {cause.layer for cause in found if cause.cause == "dead layer"}
@@ -174,8 +175,8 @@ def _roots_first(found: Sequence[Cause]) -> list[Cause]:
 
 def value_not_finite(e: Evidence) -> Iterator[Cause]:
     """Finds the first site whose value is not finite. The site is the cause if the loss was calm before; if the step is
-    finite in float32, the precision is; if weights are not finite, they were damaged, because a step that would do it
-    is not taken."""
+    finite in float32, the precision is; if weights are not finite, they were damaged, because a step with such
+    gradients is not taken."""
     event = e.not_finite
     if event is None:
         return
@@ -226,8 +227,8 @@ def targets_not_next(e: Evidence) -> Iterator[Cause]:
 
 
 def initialisation_too_large(e: Evidence) -> Iterator[Cause]:
-    """Finds a first loss, before any update, above that of a uniform guess: logits of the untrained model are far from
-    even."""
+    """Finds a first loss, before any update, more than TOO_LARGE nats above that of a uniform guess: logits of the
+    untrained model are far from even."""
     if not len(e.losses) or e.steps[0] != 1 or not e.losses[0] > e.blind + TOO_LARGE:
         return
     yield Cause(
@@ -239,8 +240,8 @@ def initialisation_too_large(e: Evidence) -> Iterator[Cause]:
 
 
 def rubbish(e: Evidence) -> Iterator[Cause]:
-    """Finds sequences whose loss is nearly that of a uniform guess, in at least three and a quarter of the late looks:
-    parts of the text that cannot be learned."""
+    """Finds sequences whose loss is nearly that of a uniform guess, in at least three, and at least a quarter, of the
+    full records of the second half of the run: parts of the text that cannot be learned."""
     half = e.last_step / 2
     looks = sum(event["event"] == "unlike_sequence" and event["step"] > half for event in e.events)
     late = [step for step in e.full.tolist() if step > half]
@@ -258,7 +259,7 @@ def rubbish(e: Evidence) -> Iterator[Cause]:
 
 def moved_alone(e: Evidence) -> Iterator[Cause]:
     """Finds a matrix or head whose norm changed faster than updates allow, at once or within 32 steps, and at least
-    four times as far as is usual among the others: edited, or corrupted."""
+    four times as far as is usual among the others: the weights were edited or corrupted."""
     for leap in e.ask(_leaps):
         track = leap.track
         head = leap.head if track.values.shape[1] > 1 else None
@@ -276,9 +277,9 @@ def moved_alone(e: Evidence) -> Iterator[Cause]:
 
 
 def dead_layer(e: Evidence) -> Iterator[Cause]:
-    """Finds a layer without gradient next to layers with one: less than 1e-5 of theirs, or less than a twentieth while
-    the layer leaves the residual stream unchanged, or its weights have fallen. Its output is zero, or cut off; not if
-    the weights of another layer grew before, which then drowns it."""
+    """Finds a layer without gradient next to layers with one: less than 1e-5 of their gradient, or less than a
+    twentieth while the layer leaves the residual stream unchanged or its weights have fallen. Its output is zero or cut
+    off. A layer is not dead if the weights of another layer grew before and drown its output."""
     grown = [leap for leap in e.ask(_leaps) if leap.by > 0]
     for layer in e.layers:
         own, beside = e.gradient(layer), [t for n in (layer - 1, layer + 1) if (t := e.gradient(n)) is not None]
@@ -306,7 +307,8 @@ def dead_layer(e: Evidence) -> Iterator[Cause]:
 
 
 def dead_units(e: Evidence) -> Iterator[Cause]:
-    """Finds more than nine in ten hidden units silent for every token, with no gradient in their matrices."""
+    """Finds layers with more than nine in ten hidden units silent for every token, whose input matrices get less than
+    1e-3 of the gradient of the mixer's."""
     for dead in e.of("dead_units"):
         inner, outer = e.gradient(dead.layer, "ffn.up", "ffn.gate"), e.gradient(dead.layer, "mixer.v", "mixer.out")
         silent = dead.values[:, 0] > 0.9
@@ -328,8 +330,8 @@ def dead_units(e: Evidence) -> Iterator[Cause]:
 
 def rate_too_large(e: Evidence) -> Iterator[Cause]:
     """Finds a learning rate above the stable edge: at its peak one step would replace the first weights, updates stay
-    above 1e-2, and the run shows trouble. Without statistics of the peak: a loss that fell back, at ten times the usual
-    rate."""
+    above 1e-2, and the run shows trouble. Without statistics of the peak: trouble at ten times the usual rate, or a
+    loss that rose or diverged."""
     shown, peak = _shows(e), _peak(e)
     if not shown:
         return
@@ -365,8 +367,8 @@ def rate_too_large(e: Evidence) -> Iterator[Cause]:
 
 
 def warmup_missing(e: Evidence) -> Iterator[Cause]:
-    """Finds post-norm residuals, a learning rate without a rise, and a run that stalls from its start (Xiong et al.
-    2020, 2002.04745)."""
+    """Finds the combination of post-norm residuals, a learning rate without warm-up, and a run that stalls from its
+    start (Xiong et al. 2020, 2002.04745)."""
     if e.config is None or len(e.rates) < 10 or not any(b.residual.wants_warmup for b in e.config.layers()):
         return
     at_peak = int(np.argmax(e.rates >= 0.99 * e.rates.max()))
@@ -384,14 +386,14 @@ def warmup_missing(e: Evidence) -> Iterator[Cause]:
 
 
 def entropy_collapse(e: Evidence) -> Iterator[Cause]:
-    """Finds a head whose largest logit passes `COLLAPSED_LOGIT` while its entropy is below `COLLAPSED_ENTROPY` (Zhai et
-    al. 2023, 2303.06296; Wortsman et al. 2023, 2309.14322)."""
+    """Finds a head whose largest logit passes `COLLAPSED_LOGIT` while its normalised entropy is below
+    `COLLAPSED_ENTROPY`, in most of the late rows (Zhai et al. 2023, 2303.06296; Wortsman et al. 2023, 2309.14322)."""
     yield from _sharp_heads(e, "attention-entropy collapse", 0.85, COLLAPSED_LOGIT, COLLAPSED_ENTROPY)
 
 
 def logit_growth(e: Evidence) -> Iterator[Cause]:
-    """Finds a head on its way to entropy collapse: logits past 100, ten times the first ones, and an entropy below
-    0.1."""
+    """Finds a head on its way to entropy collapse: largest logit above 100 and ten times the first one, normalised
+    entropy below 0.1."""
     yield from _sharp_heads(e, "attention-logit growth", 0.65, 1e2, 0.1)
 
 
@@ -418,8 +420,8 @@ def _sharp_heads(e: Evidence, name: str, confidence: float, above: float, below:
 
 def rank_collapse(e: Evidence) -> Iterator[Cause]:
     """Finds a layer whose input tokens are all alike (rho > `ALIKE_COSINE`), and whose queries and keys get less than
-    1e-3 of the gradient of its values (Dong et al. 2021, 2103.03404; Noci et al. 2022, 2206.03126), for the last third
-    of the run: early in training both are common, and pass."""
+    1e-3 of the gradient of its values (Dong et al. 2021, 2103.03404; Noci et al. 2022, 2206.03126), in most of the last
+    third of the run: early in training both are common, and pass."""
     held = []
     for layer in e.layers[1:]:
         alike = e.get("token_cosine", f"layers.{layer - 1}.resid_post")
@@ -443,7 +445,8 @@ def rank_collapse(e: Evidence) -> Iterator[Cause]:
 
 
 def vanishing_gradient(e: Evidence) -> Iterator[Cause]:
-    """Finds gradients of the first and the last layer more than 1e3 apart, the smaller within ten times Adam's eps."""
+    """Finds gradient norms of the first and the last layer more than 1e3 times apart, with an RMS below ten times
+    Adam's eps."""
     low, high = (e.gradient(layer) for layer in (e.layers[0], e.layers[-1])) if len(e.layers) > 2 else (None, None)
     if low is None or high is None or low.late().shape != high.late().shape or len(low.late()) < 3:
         return
@@ -463,8 +466,8 @@ def vanishing_gradient(e: Evidence) -> Iterator[Cause]:
 
 
 def output_divergence(e: Evidence) -> Iterator[Cause]:
-    """Finds log Z more than 5 from log V, with an output matrix that doubled or a loss that did not hold; or such a
-    loss with an output matrix ten times as large (Chowdhery et al. 2022, 2204.02311; Wortsman et al. 2023, 3.4)."""
+    """Finds log Z more than 5 from log V, with an output matrix that doubled or a loss that diverged or spiked; or such
+    a loss with an output matrix ten times as large (Chowdhery et al. 2022, 2204.02311; Wortsman et al. 2023, 3.4)."""
     logz, head = e.get("log_z", "logits"), e.get("weight_norm", "head") or e.get("weight_norm", "embed")
     if logz is None or head is None or len(logz.steps) < 2:
         return
@@ -488,9 +491,9 @@ def output_divergence(e: Evidence) -> Iterator[Cause]:
 
 
 def eps_too_large(e: Evidence) -> Iterator[Cause]:
-    """Finds gradients (clipped, as Adam receives them) within ten times its eps, and updates below a tenth of the
-    learning rate, where a fifth to a half is usual (Wortsman et al. 2023, 3.4): in a third of all matrices and heads,
-    late."""
+    """Finds gradients (clipped, as Adam receives them) below ten times Adam's eps, with updates below a tenth of the
+    learning rate, where a fifth to a half is usual (Wortsman et al. 2023, 3.4): in at least 30 % of matrices and heads,
+    in the last third of the run."""
     eps, clip = _eps(e), e.recipe.get("clip") or math.inf
     swallowed: dict[str, np.ndarray] = {}
     sizes = []
@@ -522,8 +525,8 @@ def eps_too_large(e: Evidence) -> Iterator[Cause]:
 
 
 def bad_batch(e: Evidence) -> Iterator[Cause]:
-    """Finds an isolated spike without precursors: weights as before, the loss recovered within ten steps. Small ones
-    are usual for text (an odd document); twelve sigma, or a loss as if nothing had been learned, are not."""
+    """Finds an isolated spike without precursors: weights as before, the loss recovered within ten steps. Spikes up to
+    twelve sigma are usual for text (an odd document) and left out, except for a loss as if nothing had been learned."""
     for spike in e.spikes:
         untaught = spike.loss >= e.losses[0] or spike.loss - spike.before > 5
         alone = not any(0 < abs(other.step - spike.step) <= DIVERGENCE_WINDOW for other in e.spikes)
@@ -555,7 +558,7 @@ FOLLOWS = {
     "attention-entropy collapse", "attention-logit growth", "rank collapse", "gradients vanish through depth",
     "gradient RMS near Adam's eps", "output-logit divergence", "dead units", "dead layer",
 }  # fmt: skip
-"""Causes that a root may bring about."""
+"""Causes that one of ROOTS may bring about."""
 OF_A_COLLAPSE = {"gradient RMS near Adam's eps", "gradients vanish through depth"}
 """Effects of rank collapse: tokens that are alike give queries and keys no gradient (Noci et al. 2022, 2206.03126)."""
 OF_A_DEAD_LAYER = {"dead units", "one head's weights moved by themselves", "one matrix moved by itself"}
@@ -563,7 +566,8 @@ OF_A_DEAD_LAYER = {"dead units", "one head's weights moved by themselves", "one 
 
 def _around(e: Evidence, found: Sequence[Cause]) -> int | None:
     """Returns the step before which the first move may be: the onset of the failure, or, if the loss shows none, the
-    step of the most likely cause; None for a cause without a site, such as a bad batch, which has no precursor."""
+    step of the most likely cause; None without a cause, or for a cause without a site, such as a bad batch, which has
+    no precursor."""
     if e.onset is not None or not found:
         return e.onset
     likeliest = min(found, key=_rank)
@@ -571,7 +575,7 @@ def _around(e: Evidence, found: Sequence[Cause]) -> int | None:
 
 
 def _unknown(e: Evidence, movers: Sequence[Mover]) -> Cause:
-    """Returns the cause of a failure that no rule explains: the first mover, if any."""
+    """Returns the cause "cause unknown" for a failure that no rule explains, with the first mover, if any."""
     tries = (f"recipe.learning_rate={_rate(e)}", "recipe.warmup=0.1", "recipe.clip=1.0")
     if not movers:
         return Cause(
@@ -615,7 +619,7 @@ def _shows(e: Evidence) -> list[str]:
 
 def _leaps(e: Evidence) -> Iterator[Leap]:
     """Yields the norms that changed further than updates could have changed them, and at least four times as far as is
-    usual among the others: by half as much again from one row to the next, or threefold, step by step, within LOOKBACK
+    usual among the others: beyond the updates by a factor of 1.5 from one row to the next, or of 3 within LOOKBACK
     steps."""
     groups: dict[tuple[int, ...], list[Track]] = {}
     for track in e.of("weight_norm"):
@@ -640,16 +644,16 @@ def _leaps(e: Evidence) -> Iterator[Leap]:
 
 
 def _moves(track: Track, rows: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Returns log(norm / norm before) from each of `rows` to that `after`; 0 from a matrix of zeros, which may go
-    anywhere."""
+    """Returns the change of log(norm) from each of `rows` to its row in `after`, (rows, n); 0 from a matrix of zeros,
+    which may go anywhere."""
     norms = np.nan_to_num(np.abs(track.values), posinf=1e300)
     logs = np.log(np.maximum(norms, 1e-30))
     return np.where(norms[rows] > 1e-12, logs[after] - logs[rows], 0.0)
 
 
 def _allowed(track: Track, moved: Track | None, rows: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Returns the largest change of log(norm) from each of `rows` to that `after` that counts as usual: three times the
-    largest of the last three known updates per step, and a tenth more."""
+    """Returns the largest usual change of log(norm) from each of `rows` to its row in `after`, (rows, n): three times
+    the largest of the last three known updates per step, and a tenth more."""
     most = np.full((len(track.steps) - 1, track.values.shape[1]), 0.1)
     if moved is not None and moved.values.shape[1] == track.values.shape[1]:
         ratio = np.nan_to_num(moved.values, posinf=1e6)
@@ -662,7 +666,7 @@ def _allowed(track: Track, moved: Track | None, rows: np.ndarray, after: np.ndar
 
 
 def _weights_jumped(e: Evidence, step: int) -> bool:
-    """Returns True if a matrix changed between the rows around a step more than a step can change one."""
+    """Returns True if the norm of a matrix changed by more than a factor of 1.5 between two rows around a step."""
     for track in e.of("weight_norm"):
         rows = np.flatnonzero((track.steps >= step - 1) & (track.steps <= step + 1))
         if len(rows) >= 2 and np.abs(_moves(track, rows[:-1], rows[1:])).max() > math.log(1.5):
@@ -694,12 +698,13 @@ def _fallen(e: Evidence, layer: int, steps: np.ndarray) -> np.ndarray:
 
 
 def _since(holds: np.ndarray) -> int:
-    """Returns the start index of the trailing run of True."""
+    """Returns the index at which the last unbroken run of True, up to the end, starts."""
     return 0 if holds.all() else len(holds) - int(np.argmin(holds[::-1]))
 
 
 def _odd(texts: Sequence[str]) -> str:
-    """Returns the oddity of a text, by how far it can be compressed; an empty string for ordinary ones."""
+    """Returns "repeats itself" or "reads like noise", by how far the texts can be compressed; an empty string for
+    ordinary or short texts."""
     raw = "".join(texts).encode()
     if len(raw) < 64:
         return ""
@@ -708,7 +713,8 @@ def _odd(texts: Sequence[str]) -> str:
 
 
 def _again(e: Evidence, since: int) -> tuple[str, ...]:
-    """Returns changes for weights that were damaged: a rollback, if a spike would have triggered it; another seed."""
+    """Returns the changes to try for weights damaged at a step: a rollback, if a spike would have triggered it, and
+    another seed."""
     return (*(("recipe.on_spike=roll_back",) if e.spiked(since) else ()), "recipe.seed=1")
 
 
@@ -717,7 +723,8 @@ def _peak(e: Evidence) -> float:
 
 
 def _first_update(e: Evidence) -> float:
-    """Returns the relative size of a step at the peak rate for a newly initialised matrix; nan if unknown."""
+    """Returns the median ||dW|| / ||W|| of a newly initialised matrix, scaled to the peak learning rate; nan if
+    unknown."""
     peak = _peak(e)
     return median(
         median(track.values[0]) * peak / e.at(track.steps[:1], "learning_rate")[0]
@@ -727,15 +734,15 @@ def _first_update(e: Evidence) -> float:
 
 
 def _above_usual(e: Evidence) -> float:
-    """Returns the peak as a multiple of AdamW's usual rate for a model of this size; nan without a config, or if the
-    optimizer has rates of another scale."""
+    """Returns the peak learning rate as a multiple of AdamW's usual rate for a model of this size; nan without a
+    config, or if the optimizer has rates of another scale."""
     kind = (e.recipe.get("optimizer") or {}).get("kind", "adamw")
     return _peak(e) / default_learning_rate(e.config) if e.config and kind in RATES_OF_ADAMW else math.nan
 
 
 def _rate(e: Evidence) -> str:
-    """Returns the learning rate to try, to one figure: a third of the peak, or less if a third would still be above the
-    edge."""
+    """Returns the learning rate to try, to one figure: a third of the peak, or less if a third would still be too
+    large."""
     first = _first_update(e)
     if e.watched:
         times = first / USUAL_FIRST if first >= 1 else 3.0
@@ -789,7 +796,8 @@ def _story(e: Evidence, happened: str, causes: Sequence[Cause], movers: Sequence
 
 
 def _notes(e: Evidence, causes: Sequence[Cause]) -> Iterator[str]:
-    """Yields notes that hold for any verdict."""
+    """Yields sentences that hold for any verdict: passed spikes, gradient spikes, steps left out, rollbacks, missing
+    statistics."""
     if passed := [spike for spike in e.spikes if spike.passed and not _told(spike, causes)]:
         worst = max(passed, key=lambda spike: spike.sigmas)
         several = f"{len(passed)} spikes of the loss, the largest" if len(passed) > 1 else "A spike of the loss,"

@@ -1,4 +1,4 @@
-"""Ranks and directions of matrices: statistics of weights (o, i) and activations (t, d), a number per leading index.
+"""Ranks and directions of matrices: statistics of weights (o, i) and activations (t, d), one number per leading index.
 
 Effective rank, stable rank and spectral norm are functions of one spectrum: compute `singular_values` once and pass it
 to the `_of` functions. All are NaN for a matrix with a value that is not finite, and 0 for a zero or empty one.
@@ -40,13 +40,13 @@ def singular_values(a: Float[Tensor, "... m n"]) -> Float[Tensor, "... k"]:
 
 
 def product_spectrum(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]) -> Float[Tensor, "... n h"]:
-    """Returns the singular values of W_Q W_K^T of each head, largest first: h of them, the rest of the d are 0.
+    """Returns the singular values of W_Q W_K^T of each head, largest first: the first h, because the other d - h are 0.
 
     w_q and w_k hold each head's rows of the projections, as in `Linear.weight.unflatten(0, (n, h))`; n query heads
-    share g KV heads. Of thin factors: with Q R = w^T for both, the spectrum is that of R_q R_k^T, h x h; the d x d
-    product is never formed (20 times faster at 6 heads of 64 in d = 384).
+    share g KV heads. Computed from thin factors: with Q R = w^T for w_q and w_k, the spectrum is that of R_q R_k^T, h x
+    h; the d x d product is never formed (20 times faster at 6 heads of 64 in d = 384).
 
-    The bilinear form behind the scores, x W_Q W_K^T x^T / sqrt(h): its norm bounds the entropy from below
+    W_Q W_K^T is the bilinear form behind the scores, x W_Q W_K^T x^T / sqrt(h): its norm bounds the entropy from below
     (`entropy_bound`), its effective rank falls when queries and keys collapse (`effective_rank`).
     """
     w_q, w_k, finite = _by_head(w_q, w_k)
@@ -56,7 +56,7 @@ def product_spectrum(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g 
 
 
 def product_row_cosine(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]) -> Float[Tensor, "... n"]:
-    """Returns `row_cosine` of W_Q W_K^T of each head, (d, d), which is never formed: with Q R = w_k^T its rows are
+    """Returns `row_cosine` of each head's (d, d) matrix W_Q W_K^T, which is never formed: with Q R = w_k^T its rows are
     those of w_q^T R^T, rotated by Q, which preserves cosines. Arguments as in `product_spectrum`."""
     w_q, w_k, finite = _by_head(w_q, w_k)
     with torch.autocast(w_q.device.type, enabled=False):
@@ -67,8 +67,8 @@ def product_row_cosine(w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... 
 def _by_head(
     w_q: Float[Tensor, "... n h d"], w_k: Float[Tensor, "... g h d"]
 ) -> tuple[Float[Tensor, "... n h d"], Float[Tensor, "... n h d"], Bool[Tensor, "... n"]]:
-    """Returns w_q and w_k with a matrix for each query head, at least in fp32, and a mask of finite heads; others are
-    zero."""
+    """Returns w_q and w_k with a matrix for each query head, at least in fp32, and the mask of heads whose values are
+    all finite; the matrices of other heads are zero."""
     w_k = w_k.repeat_interleave(w_q.shape[-3] // w_k.shape[-3], dim=-3)
     finite = (w_q.isfinite() & w_k.isfinite()).all(-1).all(-1)
     w_q, w_k = (torch.where(finite[..., None, None], wide(w), 0.0) for w in (w_q, w_k))
@@ -78,10 +78,10 @@ def _by_head(
 def effective_rank(a: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
     """Returns erank(A) = exp(-Σ p_i log p_i), p_i = s_i / Σ_j s_j of the singular values s; 1 to the rank, 0 for zeros.
 
-    Roy & Vetterli 2007. (Of s_i and not of their squares.) A square Gaussian d x d has about 0.80 d.
+    Roy & Vetterli 2007. The p_i are shares of s_i, not of s_i^2. A square Gaussian d x d has about 0.80 d.
 
-    Trouble: of activations (t, d), below 5 % of min(t, d), with rho near 1: rank collapse. Of weights, half of what it
-    was at init lost in the warm-up: condensation. Of W_Q W_K^T per head, below 2 on a plateau of the loss.
+    Trouble: of activations (t, d), below 5 % of min(t, d), with rho near 1: rank collapse. Of weights, a fall to half
+    of the rank at init during the warm-up: condensation. Of W_Q W_K^T per head, below 2 on a plateau of the loss.
     """
     return effective_rank_of(singular_values(a))
 
@@ -89,7 +89,7 @@ def effective_rank(a: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
 def stable_rank(a: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
     """Returns ||A||_F^2 / ||A||_2^2 = Σ s_i^2 / max s_i^2; 1 to the rank, 0 for zeros. A Gaussian d x d has about d/4.
 
-    Less swayed by small singular values than the effective rank. Rudelson & Vershynin 2007."""
+    Depends less on small singular values than the effective rank. Rudelson & Vershynin 2007."""
     return stable_rank_of(singular_values(a))
 
 
@@ -102,32 +102,32 @@ def spectral_norm(w: Float[Tensor, "... m n"]) -> Float[Tensor, "..."]:
 
 
 def effective_rank_of(s: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
-    """Returns the `effective_rank` of a spectrum s."""
+    """Returns the `effective_rank` of a matrix with singular values s."""
     total = s.sum(-1, keepdim=True)
     entropy = torch.special.entr(s / torch.where(total == 0, 1.0, total)).sum(-1)
     return torch.where(total.squeeze(-1) == 0, 0.0, entropy.exp())
 
 
 def stable_rank_of(s: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
-    """Returns the `stable_rank` of a spectrum s, largest first."""
+    """Returns the `stable_rank` of a matrix with singular values s, largest first."""
     top = spectral_norm_of(s)
     return (s / torch.where(top == 0, 1.0, top).unsqueeze(-1)).square().sum(-1)
 
 
 def spectral_norm_of(s: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
-    """Returns the `spectral_norm` of a spectrum s, largest first."""
+    """Returns the `spectral_norm` of a matrix with singular values s, largest first."""
     return s[..., :1].sum(-1)
 
 
 def row_cosine(w: Float[Tensor, "... o i"], rows: int = ROWS) -> Float[Tensor, "..."]:
-    """Returns the mean |cos(w_i, w_j)| over pairs of different rows; 0, all orthogonal, to 1, all on one line
-    (condensed).
+    """Returns the mean |cos(w_i, w_j)| over pairs of different rows; from 0 (all orthogonal) to 1 (all on one line:
+    condensed).
 
     Gaussian rows of i features have about sqrt(2 / (pi i)). A row of zeros has cosine 0 with every other; a single row
     gives 0. At most `rows` rows, evenly spaced, are compared. Chen & Luo 2025, arXiv 2510.06954, definition 1.
 
-    Trouble: nothing under a small init, where neurons condense first and differ later; under an init of usual size, a
-    rise of W_Q or W_K with a falling effective rank shows that queries and keys are collapsing.
+    Trouble: a high value is harmless under a small init, where neurons condense first and differ later; under an init
+    of usual size, a rise of W_Q or W_K with a falling effective rank shows that queries and keys are collapsing.
     """
     kept = min(w.shape[-2], rows)
     at = torch.arange(kept, device=w.device) * w.shape[-2] // max(1, kept)
@@ -137,7 +137,7 @@ def row_cosine(w: Float[Tensor, "... o i"], rows: int = ROWS) -> Float[Tensor, "
 
 
 def cosine_matrix(w: Float[Tensor, "... o i"]) -> Float[Tensor, "... o o"]:
-    """Returns S_ij = cos(w_i, w_j) of the rows; 0 for a row of zeros."""
+    """Returns S_ij = cos(w_i, w_j) of all pairs of rows of w; 0 for a row of zeros."""
     norms = torch.linalg.vector_norm(wide(w), dim=-1, keepdim=True)
     units = torch.where(norms == 0, 0.0, wide(w) / norms)
     with torch.autocast(w.device.type, enabled=False):
@@ -148,7 +148,7 @@ class CosineMap(NamedTuple):
     cosines: Tensor
     """`cosine_matrix` with rows and columns re-ordered, (..., o, o)."""
     order: Tensor
-    """Row of w at each place, (..., o)."""
+    """Index of the row of w at each row and column of `cosines`, (..., o)."""
 
     def _repr_html_(self) -> str:
         """Returns HTML for a notebook: the similarity of the rows of each matrix, in numbers."""
@@ -168,7 +168,7 @@ def cosine_map(w: Float[Tensor, "... o i"]) -> CosineMap:
     """Returns C_ab = S_{o(a) o(b)} with S_ij = cos(w_i, w_j), where the order o sorts the entries of the top
     eigenvector of S: condensed rows form a block.
 
-    Chen & Luo 2025, arXiv 2510.06954, figures 1 to 3, show condensation so; to be drawn from -1 to 1."""
+    Chen & Luo 2025, arXiv 2510.06954, figures 1 to 3, show condensation by this map, on a colour scale from -1 to 1."""
     cosines = cosine_matrix(w)
     vectors = torch.linalg.eigh(torch.nan_to_num(cosines)).eigenvectors
     order = vectors[..., -1].argsort(-1)

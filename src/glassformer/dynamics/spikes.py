@@ -12,7 +12,7 @@ import numpy as np
 from glassformer.errors import RequestError
 
 STAYS = 16
-"""Number of consecutive spikes that are a new level, not a spike."""
+"""Number of consecutive spikes that count as a new level of the series."""
 FLOOR = 1e-4
 """Minimum sigma, as a share of the expected value: a curve without noise does not spike by rounding."""
 _TINY = sys.float_info.min
@@ -27,7 +27,7 @@ class Spikes:
     OLMo-core's StabilityMonitor) take for noise, so that spikes of the steep part go undetected. The threshold is five
     and a half sigma, because a spike of eight is added to noise that may be 2.5 below. Gaussian noise reaches it once
     in fifty million steps. Real text in batches of 512 tokens never did in 20,000 healthy steps (eight small runs on
-    python-docs), but reached five seven times; an odd document may.
+    python-docs), but reached five sigma seven times; an odd document may cause that.
 
     A spike does not enter the window: the next one is measured against the calm before both. After 16 consecutive
     spikes the level has moved; they enter the window together, and the alarm ends. Nothing is judged before `least`
@@ -57,7 +57,7 @@ class Spikes:
         self.sigma, self.least, self.log, self.times = sigma, least, log, times
         self.calm: deque[float] = deque(maxlen=window)
         self.raised: list[float] = []
-        """Spikes since the last calm value."""
+        """Values of the spikes since the last calm value, logarithms if `log`."""
 
     def see(self, value: float) -> float | None:
         """Returns the sigmas of `value` above the forecast if it is a spike (inf for nan and inf), else None."""
@@ -79,7 +79,7 @@ class Spikes:
         return None
 
     def state(self) -> dict[str, Any]:
-        """Returns the state of the detector, as JSON can hold it."""
+        """Returns the values that the detector has kept, as JSON can hold them, for `restore`."""
         return {"calm": list(self.calm), "raised": list(self.raised)}
 
     def restore(self, state: Any) -> None:

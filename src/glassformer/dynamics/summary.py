@@ -20,12 +20,12 @@ from glassformer.errors import RequestError
 WINDOWS = 60
 """Maximum number of windows of steps."""
 BANDS = 48
-"""Maximum number of rows of layers; in a deeper model, neighbouring layers share a row."""
+"""Maximum number of rows of a map of layers by step; in a deeper model, neighbouring layers share a row."""
 EVENTS = 60
 EXPERTS = 512
 """Maximum number of experts of a layer whose load is kept."""
 LATE = 4
-"""Parts of the run; the load of experts is the mean over the last part."""
+"""Number of equal parts of the run; the load of experts is the mean over the last part."""
 PULSE = frozenset({"weight_norm", "gradient_norm", "gradient_rms"})
 """Statistics recorded at every step; the others come once in an interval."""
 _LAYER = re.compile(r"layers\.(\d{1,6})\.(.+)", re.DOTALL)
@@ -76,7 +76,7 @@ LAYERS = (
     SummarizedStatistic("router_entropy", "router_entropy", "ffn.router", _mean, _mean),
     SummarizedStatistic("router_dropped", "router_dropped", "ffn.router", max, _mean),
 )
-"""Statistics with one number for each layer and window."""
+"""Statistics with one number for each row of layers and each window of steps."""
 
 CURVES = (
     SummarizedStatistic("max_attention_logit", "max_attention_logit", None, max, max),
@@ -85,13 +85,14 @@ CURVES = (
     SummarizedStatistic("update_ratio", "update_ratio", None, statistics.median, _mean),
     SummarizedStatistic("token_cosine", "token_cosine", None, _last, _mean),
 )
-"""Statistics with one number for each window; the token cosine is that of the last layer."""
+"""Statistics with one number for each window of steps; the token cosine is that of the last layer."""
 _LOAD = "router_load"
 READ = frozenset(kept.statistic for kept in (*LAYERS, *CURVES)) | {_LOAD}
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    """Returns `summarise` of a run's folder; empty if it was not watched, or its records cannot be read."""
+    """Returns the summary (`summarise`) of the records in a run's folder; empty if the run was not watched, or the
+    records cannot be read."""
     try:
         return summarise(records.read_records(run / records.NAME))
     except RequestError:
@@ -99,10 +100,11 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def summarise(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the short form of dynamics.jsonl, of at most WINDOWS steps, BANDS rows of layers and EVENTS events.
+    """Returns the short form of dynamics.jsonl, of at most WINDOWS windows of steps, BANDS rows of layers and EVENTS
+    events.
 
-    {"steps": [last step of each window], "depth": layers, "layers": {STAT: [[value per layer] per window]}, "curves":
-    {STAT: [[step, value], ...]}, "experts": [{"layer": 0, "load": [share of each expert]}], "events": [...],
+    {"steps": [last step of each window], "depth": layers, "layers": {STAT: [[value per row of layers] per window]},
+    "curves": {STAT: [[step, value], ...]}, "experts": [{"layer": 0, "load": [share of each expert]}], "events": [...],
     "events_left_out": 0}; without records, {}.
 
     Windows are equal numbers of steps, at least the interval of watching. Their values are means; for the worst head
@@ -140,7 +142,8 @@ def event_words(record: dict[str, Any]) -> str:
 
 
 def number(value: object) -> float | None:
-    """Returns a recorded number, finite or not; None for anything else."""
+    """Returns a recorded number as a float, also one that is written as "nan", "inf" or "-inf"; None for anything
+    else."""
     if type(value) is float:
         return value
     if isinstance(value, str):
@@ -163,7 +166,8 @@ def _is_row(record: dict[str, Any]) -> bool:
 
 
 def _by_place(found: object) -> list[tuple[int, str, list[float]]]:
-    """Returns (layer or -1, site, values) of every place, by layer."""
+    """Returns (layer, site, values) of every place in {place: number or list}, sorted by layer; -1 outside the
+    layers."""
     places = []
     for where, value in (found if isinstance(found, dict) else {}).items():
         values = [v for one in (value if isinstance(value, list) else [value]) if (v := number(one)) is not None]
@@ -181,8 +185,8 @@ def _place(where: str) -> tuple[int, str]:
 def _edges(rows: Sequence[Row]) -> list[int]:
     """Returns the last step of every window.
 
-    A window is at least as long as the usual gap between two full rows: the gap that holds the middle of the run (rows
-    at full resolution, around a spike, are many but cover little).
+    A window is at least as long as the usual gap between two full rows: the median over steps of the gap that holds a
+    step, because the rows around a spike are many but cover few steps.
     """
     if not rows:
         return []
@@ -219,7 +223,7 @@ def _grid(kept: SummarizedStatistic, rows: Sequence[Row], edges: Sequence[int], 
 
 
 def _curve(kept: SummarizedStatistic, rows: Sequence[Row], edges: Sequence[int]) -> list[list[Any]]:
-    """Returns [[step, value], ...], each at the last step of its window."""
+    """Returns [[step, value], ...], each at the last recorded step of its window."""
     windows: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for step, stats in rows:
         values = [v for _, site, found in stats.get(kept.statistic, ()) if _read(kept, site) for v in found]
@@ -229,7 +233,8 @@ def _curve(kept: SummarizedStatistic, rows: Sequence[Row], edges: Sequence[int])
 
 
 def _loads(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Returns each expert's share of the assignments in the last part of the run, for at most BANDS layers."""
+    """Returns {"layer", "load"} of at most BANDS layers: each expert's mean share of the assignments in the last part
+    of the run."""
     last = max((step for step, stats in rows if _LOAD in stats), default=0)
     by_layer: dict[int, list[list[float]]] = defaultdict(list)
     for step, stats in rows:
@@ -242,23 +247,24 @@ def _loads(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _reduced(reduce: Reduce, values: Sequence[float]) -> float:
-    """Returns one number of several; a value that is not finite prevails."""
+    """Returns `reduce` of the values, or the first value that is not finite."""
     lost = [value for value in values if not math.isfinite(value)]
     return lost[0] if lost else reduce(values)
 
 
 def _plain(value: float) -> float | str:
-    """Returns a number to five significant figures, as a word if JSON has no number for it."""
+    """Returns a number to five significant figures; a string ("nan", "inf" or "-inf") if it is not finite."""
     return float(f"{value:.5g}") if math.isfinite(value) else str(value)
 
 
 def _event(record: dict[str, Any]) -> dict[str, Any]:
-    """Returns an event without the text of its batch."""
+    """Returns the fields step, event, what, site, value and sigmas of an event, None for missing ones; its batch and
+    all other fields are left out."""
     words = {key: str(record[key])[:200] if record.get(key) is not None else None for key in ("event", "what", "site")}
     numbers = {key: _plain(v) if (v := number(record.get(key))) is not None else None for key in ("value", "sigmas")}
     return {"step": record["step"], **words, **numbers}
 
 
 def _ends(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the events, only the first and last ones if there are many."""
+    """Returns the events; if there are more than EVENTS, only the first and the last EVENTS / 2."""
     return events if len(events) <= EVENTS else events[: EVENTS // 2] + events[-EVENTS // 2 :]

@@ -4,8 +4,8 @@ Watching does not change the run: values come from a separate pass over a few se
 and without gradients, and from the existing gradients and weights. `weight_norm`, `gradient_norm` and `gradient_rms` go
 into a ring at every step. At a spike the whole ring is written, so that these three are known for each of the RING
 steps before; the step of the spike and the DENSE steps after it are recorded in full, one by one. Activations, updates
-and spectra are not in the ring, because they cost a pass: before a spike they are known only at the interval. Windows
-and ring are part of the checkpoint.
+and spectra are not in the ring, because they cost a pass: before a spike they are known only at the interval. The
+windows of the spike detectors and the ring are part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ GRADIENT_TIMES = 10.0
 DENSE = 16
 """Steps after a spike that are recorded one by one."""
 SPECTRA = 8
-"""Number of looks between spectra of weights, which cost the most and move the least."""
+"""Number of records of all other statistics between two of the weights' spectra, which cost the most and move the
+least."""
 PROBE_TOKENS, PROBE_LENGTH = 256, 1024
-"""Tokens of the batch that are run again for statistics, in whole sequences and at least one; maximum length of one."""
+"""Maximum tokens of a batch that are run again for statistics, in whole sequences and at least one; maximum length of a
+sequence."""
 BATCH_TOKENS = 4096
-"""Tokens of a spike's batch that are run at once, to find the sequences with the largest losses."""
+"""Maximum tokens of a batch that are run at once, to find the sequences with the largest losses."""
 SHOWN = 3
 ROUNDED_AT = 10
 """Step at which weights are checked for lost bits: by then each has moved."""
 ROUNDED, FOLLOWING, KNOWN = 0.999, 0.9, 0.8
-"""Shares: of weights in a short format, above which bits are lost; of targets that are the next inputs, below which
-they are not the next tokens; of the loss of a uniform guess, below which a model has learned enough to detect
-rubbish."""
+"""Shares: of weights that a short format represents exactly, above which bits are lost; of targets that are the next
+inputs, below which they are not the next tokens; of the loss of a uniform guess, below which a model has learned enough
+to detect rubbish."""
 NEARLY = 0.9
 """Share of the way from the mean loss to that of a uniform guess, above which a sequence is rubbish. Tables and
 drawings of a healthy text reached 0.75; noise costs more than a uniform guess."""
@@ -73,7 +75,7 @@ class Moment:
     """Further inputs of the model, by the names of `Model.loss`, with a row for each sequence."""
 
     def given(self, rows: slice) -> dict[str, Any]:
-        """Returns the further inputs of these sequences, on the model's device."""
+        """Returns the further inputs of the sequences `rows`, on the model's device."""
         return {name: tensor[rows].to(self.model.device) for name, tensor in self.beside.items()}
 
     @property
@@ -85,8 +87,9 @@ class Watch:
     """Watch of a model in training: call `before_update` and `after_update` around every step of the optimizer.
 
     `every`: steps between statistics; None for spikes only. `records` receives the rows; without it events are only
-    returned. `autocast` is the context the run computes in, `decode` turns tokens into text. A step whose loss or
-    gradient norm is not finite goes to `not_finite`, one that is not taken to `skipped` in place of `after_update`.
+    returned. `autocast` is the context the run computes in, `decode` turns tokens into text. Call `not_finite` for a
+    step whose loss or gradient norm is not finite, and `skipped` in place of `after_update` for a step that the
+    optimizer does not take.
 
     >>> config = gf.preset("llama@1m+layers=2+d_model=32+heads=2+vocab_size=65+context=32")
     >>> model = config.build(seed=0)
@@ -134,16 +137,17 @@ class Watch:
         """True if all layers are on this rank, so that a pass can be observed."""
         self.ring: deque[dict[str, Any]] = deque(maxlen=RING)
         self.written: list[int] = []
-        """Steps of the ring whose rows are in the file."""
+        """Last steps whose rows of statistics were written, at most RING."""
         self.dense_until = 0
         self.before: dict[int, Tensor] = {}
         self.spiked: list[dict[str, Any]] = []
-        """Events of the last step."""
+        """Spikes of the last step, or its event of a value that is not finite."""
         self.latest: dict[str, Any] | None = None
-        """Latest row of statistics."""
+        """Latest row with all statistics; None before the first."""
 
     def before_update(self, moment: Moment) -> list[dict[str, Any]]:
-        """Records the gradients of a step, before clipping and before the weights move. Returns its spikes."""
+        """Records norms and spikes of a step, before clipping and before the weights move. Returns the events of its
+        spikes."""
         found = []
         for what, spikes in self.spikes.items():
             value = getattr(moment, what)
@@ -178,7 +182,8 @@ class Watch:
         return [event]
 
     def after_update(self, moment: Moment) -> None:
-        """Records the updated weights of a step."""
+        """Records updates and activations of a step at which statistics are due, and more rarely spectra of weights;
+        otherwise does nothing."""
         if not self.before:
             return
         row = self.ring[-1]["statistics"]
@@ -197,13 +202,13 @@ class Watch:
             self._look_for_rubbish(moment)
 
     def skipped(self, moment: Moment) -> None:
-        """Records that the step was not taken."""
+        """Records that the optimizer did not take the step."""
         self.before = {}
         self._write(*self._unwritten(), {"step": moment.step, "event": "skipped"})
 
     def rolled_back(self, step: int, to: int) -> list[dict[str, Any]]:
-        """Records the return from `step` to the checkpoint of `to`, whose state this watch has been given. Later rows
-        no longer count, except the spikes that caused the return. Returns the event."""
+        """Records the return from `step` to the checkpoint of `to`, whose state this watch has restored. Rows of later
+        steps no longer count, except the spikes that caused the return. Returns the event."""
         self.before = {}
         event = {"step": to, "event": "rolled_back", "from": step, "to": to}
         self._write(*({**one, "step": to, "from": step} for one in self.spiked), event)
@@ -221,13 +226,13 @@ class Watch:
         return event
 
     def ended(self, step: int, why: str) -> None:
-        """Records the end of a diverged run."""
+        """Records that the run ended because it diverged, with the reason `why`."""
         self._write(*self._unwritten(), {"step": step, "event": "diverged", "what": "loss", "why": why})
 
     # State
 
     def state(self) -> dict[str, Any]:
-        """Returns the state that the next step depends on, as JSON can hold it."""
+        """Returns the detectors' windows, the ring and the steps written, as JSON can hold them, for `restore`."""
         return {
             **{what: spikes.state() for what, spikes in self.spikes.items()},
             "ring": list(self.ring),
@@ -259,7 +264,7 @@ class Watch:
         return [matrix.parameter for matrix in self.matrices.values()]
 
     def _paced(self, what: str) -> AbstractContextManager[None]:
-        """Returns the context of a separately timed unit, which does not count as training."""
+        """Returns a context whose time is measured apart and does not count as training."""
         return paced(self.model, f"watch: {what}", free=False, apart=True)
 
     def _due(self, step: int) -> bool:
@@ -279,14 +284,16 @@ class Watch:
         return tokens.to(self.model.device)
 
     def _some(self, moment: Moment, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the first sequences, cut to PROBE_LENGTH, and their further inputs."""
+        """Returns the first `rows` sequences and their further inputs; without further inputs, cut to PROBE_LENGTH
+        tokens."""
         inputs, given = moment.inputs[:rows], moment.given(slice(rows))
         if not given:
             inputs = inputs[:, :PROBE_LENGTH]
         return self._here(inputs), given
 
     def _batch(self, moment: Moment) -> dict[str, Any]:
-        """Returns the sequences of the batch with the largest losses, as text; empty without `records`."""
+        """Returns the texts and losses (nats per token) of the SHOWN sequences of the batch with the largest losses;
+        empty without `records`."""
         if self.records is None:
             return {}
         losses: list[float] = []
@@ -309,7 +316,8 @@ class Watch:
         return text[:LONGEST_TEXT]
 
     def _look_at_precision(self, step: int) -> None:
-        """Records that weights are all representable in a short format, in which smaller updates are lost."""
+        """Records an event if nearly all weights are representable in a short format, in which small updates are
+        lost."""
         moving = [one.detach() for one in self._parameters() if one.grad is not None]
         weights = [weight[weight != 0] for weight in moving]
         total = sum(weight.numel() for weight in weights)
@@ -321,7 +329,8 @@ class Watch:
                 return
 
     def _look_for_rubbish(self, moment: Moment) -> None:
-        """Records a sequence of the batch whose loss is nearly that of a uniform guess, once the mean is well below."""
+        """Records an event if the batch has a sequence whose loss is nearly that of a uniform guess, once the mean loss
+        is well below."""
         blind = math.log(max(2, moment.model.vocab_size)) if self.whole else 0.0
         if self.records is None or not moment.loss < KNOWN * blind:
             return
@@ -331,7 +340,8 @@ class Watch:
             self._write({"step": moment.step, "event": "unlike_sequence", "value": worst, **found})
 
     def _in_float32(self, moment: Moment) -> dict[str, Any]:
-        """Returns whether the step is finite in float32, for a run of lower precision; otherwise empty."""
+        """Returns {"finite_in_float32": True if loss and gradients of the batch are finite in float32}; empty for a run
+        that already computes in float32, or a rank without the whole model."""
         with self.autocast():
             lower = torch.is_autocast_enabled(moment.model.device.type)
         if not lower or not self.whole:
@@ -347,7 +357,7 @@ class Watch:
         return {"finite_in_float32": True}
 
     def _pieces(self, moment: Moment) -> Iterator[slice]:
-        """Yields slices of the batch: the sequences that are run at once."""
+        """Returns an iterator over slices of the batch: the sequences that are run at once."""
         rows = max(1, BATCH_TOKENS // moment.inputs.shape[1])
         return (slice(first, first + rows) for first in range(0, len(moment.inputs), rows))
 
@@ -386,5 +396,6 @@ def _is_row(row: Any) -> bool:
 
 
 def merged(row: dict[str, Any], more: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Returns statistics merged by name, over their places."""
+    """Returns each statistic of `more`, with the places that `row` has for it and the places of `more`, which
+    prevail."""
     return {name: {**row.get(name, {}), **places} for name, places in more.items()}

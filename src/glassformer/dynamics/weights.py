@@ -65,21 +65,22 @@ def _joined(model: Model) -> dict[str, Matrix]:
 
 
 def rows_of(matrix: Matrix, values: Tensor) -> Tensor:
-    """Returns a matrix's rows, (o, i) or (heads, o/heads, i), of its parameter or of a tensor of that shape, gathered
-    if ranks hold shards. All ranks must call it, in one order."""
+    """Returns the rows of a matrix, (o, i) or (heads, o/heads, i), from `values`: its parameter or a tensor of the
+    parameter's shape, gathered if ranks hold shards. All ranks must call it, in one order."""
     gathered: Tensor = values.full_tensor() if hasattr(values, "full_tensor") else values
     return matrix.within(gathered if matrix.pieces is None else matrix.pieces.join(gathered))
 
 
 def _applied(matrix: Matrix) -> Tensor:
-    """Returns `rows_of` the effective weight of the linear layer, in fp32."""
+    """Returns `rows_of` the weight that the layer applies, after any reparametrisation, in fp32."""
     return rows_of(matrix, matrix.parameter if matrix.linear is None else matrix.linear.applied()).float()
 
 
 def norms(matrices: Mapping[str, Matrix], values: Callable[[Tensor], Tensor | None]) -> dict[str, list[float]]:
-    """Returns ||.||_F of every matrix, one for each head if it has heads: of the weights, or of their gradients.
+    """Returns {name: Frobenius norms, one for each head} of every matrix; `values(parameter)` is the tensor to measure,
+    such as the gradient.
 
-    Needs one device transfer for all. A matrix without values (it was not trained) is left out."""
+    Needs one device transfer for all. A matrix for which `values` returns None (an untrained one) is left out."""
     made: dict[str, Tensor] = {}
     for name, matrix in matrices.items():
         tensor = values(matrix.parameter)
@@ -95,7 +96,8 @@ def norms(matrices: Mapping[str, Matrix], values: Callable[[Tensor], Tensor | No
 
 
 def pulse(matrices: Mapping[str, Matrix]) -> Statistics:
-    """Returns the norms that are cheap enough for every step: one pass over weights and gradients."""
+    """Returns weight norms, gradient norms and gradient RMS of every matrix, which one pass over weights and gradients
+    gives and which are cheap enough for every step."""
     weights = norms(matrices, lambda parameter: parameter)
     gradients = norms(matrices, lambda parameter: parameter.grad)
     size = {name: matrix.size // (matrix.heads or 1) for name, matrix in matrices.items()}
@@ -110,8 +112,8 @@ def pulse(matrices: Mapping[str, Matrix]) -> Statistics:
 
 
 def updates(matrices: Mapping[str, Matrix], before: Mapping[int, Tensor]) -> Statistics:
-    """Returns ||dW|| / ||W|| as in `update_ratio`, W before the step; `before` holds the old value of each parameter by
-    id."""
+    """Returns the `update_ratio` ||dW|| / ||W|| of every matrix, with W before the step; `before` holds the old value
+    of each parameter by id."""
     moved = norms(matrices, lambda parameter: parameter.detach() - before[id(parameter)])
     was = norms(matrices, lambda parameter: before[id(parameter)])
     ratio = {name: share_moved(torch.tensor(moved[name]), torch.tensor(was[name])).tolist() for name in moved}
