@@ -252,8 +252,19 @@ def test_full_disk_after_the_start_leaves_no_process_and_loses_no_design(
     full = set()
     runs.comparisons.resume(row["name"])  # once there is room
     assert runs.view(row["name"])["state"] == "running"
-    runs.comparisons.stop()
-    assert made[1].poll() is not None
+    shutil.rmtree(tmp_path / row["name"])
+    assert runs.listed()["runs"] == [] and made[1].poll() is not None
+
+
+@pytest.mark.parametrize(("code", "state"), [("stopped", "incomplete"), ("disk", "failed")])
+def test_stopped_training_has_not_failed_and_a_full_disk_has_its_sentence(
+    tmp_path: Path, code: str, state: str
+) -> None:
+    place = training(tmp_path, "one")
+    (place / "progress.txt").write_text("glassformer: a sentence\n")
+    (place / "answer.json").write_text(json.dumps({"error": {"code": code, "field": "", "message": "a sentence"}}))
+    view = Runs(tmp_path).view("one")
+    assert view["state"] == state and view["refused"] == ("a sentence" if state == "failed" else "")
 
 
 @pytest.fixture

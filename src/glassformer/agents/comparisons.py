@@ -67,6 +67,7 @@ class Comparisons:
 
     def names(self) -> list[str]:
         """Returns the names of the comparisons in the folder, the latest first, at most `MOST_LISTED`."""
+        self._end_removed()
         found: list[tuple[float, str]] = []
         with suppress(OSError):
             for entry in self.folder.iterdir():
@@ -180,7 +181,7 @@ class Comparisons:
             )  # fmt: skip
 
     def _spawn(self, name: str) -> None:
-        place = self.place(name)
+        place, self._name = self.place(name), name
         command = [sys.executable, "-m", "glassformer", "run", str(place / ASKED), "--out", str(place), "--json"]
         with (
             disk_errors(place), (place / ANSWER).open("wb") as answer, (place / PROGRESS).open("wb") as progress
@@ -191,7 +192,6 @@ class Comparisons:
                 )
             except OSError as problem:
                 raise WorkError(f"the comparison could not be started: {problem.strerror}", code="process") from None
-        self._name = name
         try:
             replace_text(place / PROCESS, f"{self._process.pid}\n")
         except WorkError:  # no later server could stop it
@@ -201,6 +201,15 @@ class Comparisons:
             self._timer = threading.Timer(60 * self.minutes, self.stop)
             self._timer.daemon = True
             self._timer.start()
+
+    def _end_removed(self) -> None:
+        """Kills the detached process of a comparison whose folder was removed: it would train until its next save, and
+        make the folder again."""
+        process = self._process
+        if self.detached and process is not None and process.poll() is None and not self.place(self._name).is_dir():
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def stop_named(self, name: str) -> None:
         """Asks the process of a comparison to save its run and end, also if another server started it."""
@@ -273,11 +282,13 @@ class Comparisons:
             process.wait()
 
     def _failure(self, name: str) -> dict[str, str] | None:
-        """Returns code, field and message of the error that ended the process of a comparison; None without an
-        error."""
+        """Returns code, field and message of the error that ended the process of a comparison; None without an error
+        and for one that was stopped."""
         with suppress(OSError, ValueError, IndexError):
             lines = (self.place(name) / ANSWER).read_text(encoding="utf-8").splitlines()
             error = json.loads(lines[-1]).get("error")
+            if isinstance(error, dict) and error.get("code") == "stopped":
+                return None  # as a person asked
             if isinstance(error, dict):
                 return {key: str(error.get(key, "")) for key in ("code", "field", "message")}
         line = self._last_line(name)
