@@ -311,8 +311,7 @@ class Design:
 
     @property
     def equal(self) -> Match | None:
-        """Quantity that is equal between arms: `match`, or minutes if the budget is in minutes; otherwise None, which
-        means the budget's quantity."""
+        """Quantity that is equal between arms: `match`, or minutes for such a budget; None means the budget's."""
         return self.match or ("minutes" if self.minutes is not None else None)
 
     @cached_property

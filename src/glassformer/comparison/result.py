@@ -107,8 +107,7 @@ class Comparison(Reported, Tabular):
 
     @property
     def power(self) -> Power | None:
-        """Estimate of the seeds and hours needed to show a difference of the requested size; None without such a
-        request."""
+        """Estimate of the seeds and hours that show a difference of the requested size; None without a request."""
         return self.results.power
 
     def html(self) -> str:
