@@ -173,7 +173,7 @@ def test_no_predicted_token_is_impossible(seen: Inspection, view: View, tmp_path
     """Less than the page's numbers can hold is not nothing."""
     rare = seen.top_probabilities.clone()
     rare[:, :, 1:] = 1e-14
-    page = view(replace(seen, top_probabilities=rare).save(tmp_path / "rare.html"))
+    page = view(replace(seen, top_probabilities=rare).report(tmp_path / "rare.html"))
     shown = page.locator("#predictions .said small").all_inner_texts()
     assert "0\u00a0%" not in shown and shown[1] == "< 0.1\u00a0%"
 
@@ -331,6 +331,6 @@ def test_on_paper(scheme: str, pages: dict[str, Path], view: View, tmp_path: Pat
 def test_no_weights(view: View, tmp_path: Path):
     """A model none of whose layers has maps, and a text of one token."""
     bare = read(preset("llama@1m+mamba+layers=2+d_model=16+vocab_size=257").build(seed=0).eval(), TEXT)
-    assert view(bare.save(tmp_path / "bare.html")).locator("#lens-grid td[role=gridcell]").count() > 0
+    assert view(bare.report(tmp_path / "bare.html")).locator("#lens-grid td[role=gridcell]").count() > 0
     one = inspect(loud("llama@1m"), torch.tensor([7]))
     assert view(one.report(tmp_path / "one.html")).locator("#lens-grid td[role=gridcell]").count() == 4

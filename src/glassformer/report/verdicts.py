@@ -65,7 +65,7 @@ def _table(verdicts: Sequence[Verdict], arms: dict[str, Arm]) -> Markup:
     rows = [_row(pair, domain, decimals, arms, None if alike else pair.terms) for pair in verdicts]
     foot = tag("tr", tag("td"), tag("td", interval_axis(domain), class_="plot"), *(tag("td") for _ in range(6)))
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), tag("tfoot", foot), class_="verdicts")
-    return scroll("Verdicts", table)
+    return scroll("Table of verdicts", table)
 
 
 def _row(pair: Verdict, domain: Domain, decimals: int, arms: dict[str, Arm], terms: str | None) -> Markup:

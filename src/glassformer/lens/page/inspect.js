@@ -315,8 +315,10 @@
     const sentinel = make("div");
     bench.before(sentinel);
     bench.after(spacer);
-    new IntersectionObserver(([entry]) => stick(!entry.isIntersecting && entry.boundingClientRect.top < 0))
-      .observe(sentinel);
+    // What is below the window counts as seen, so that a jump from above the text to below it is noticed.
+    new IntersectionObserver(
+      ([entry]) => stick(!entry.isIntersecting && entry.boundingClientRect.top < 0), { rootMargin: "0px 0px 1000000px 0px" },
+    ).observe(sentinel);
   };
 
   // --- Pictures made of cells: the pointer reads one, a click picks it. A table says the same by keyboard. ---
