@@ -74,6 +74,12 @@ export function region(label) {
   };
 }
 
+/** A page of the library in a frame, with a word in its place until it is there; `loading` is that of the frame. */
+export function framed(src, title, loading) {
+  const wait = h("p", { class: "busy", role: "status" }, t("opening"));
+  return h("div", { class: "framed" }, wait, h("iframe", { src, title, loading, sandbox: "allow-scripts", height: "900", onload: () => wait.remove() }));
+}
+
 export function refusal(problem) {
   return h("p", { class: "refusal", role: "alert" }, problem.message);
 }
