@@ -1,6 +1,6 @@
 // Texts written by one model or by two from the same prompt: each token with its alternatives, which can be taken, and what
 // the settings do to the next one.
-import { ask, h, how, listed, models as models_, region, refusal, remember, t, Refusal } from "./dom.js";
+import { ask, h, how, listed, models as models_, region, refusal, remember, t, visible, Refusal } from "./dom.js";
 
 const SURPRISES = [0.7, 1.6, 3, 5];
 /** Nats from which a token is shaded one step darker. */
@@ -204,11 +204,6 @@ function writer(model, about, named, shared) {
       h("section", {}, named ? h("h2", {}, label) : null, said, text, status, others),
       h("section", {}, h("h2", {}, t("next")), next.element)),
   };
-}
-
-/** A token with its spaces and line ends to be seen. */
-function visible(token) {
-  return token.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣").replaceAll("\u00a0", "⍽");
 }
 
 /** The JSON of each server-sent event of a stream. */

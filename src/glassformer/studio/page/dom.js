@@ -80,6 +80,11 @@ export function framed(src, title, loading) {
   return h("div", { class: "framed" }, wait, h("iframe", { src, title, loading, sandbox: "allow-scripts", height: "900", onload: () => wait.remove() }));
 }
 
+/** A token with its spaces and line ends to be seen. */
+export function visible(token) {
+  return token.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣").replaceAll("\u00a0", "⍽");
+}
+
 export function refusal(problem) {
   return h("p", { class: "refusal", role: "alert" }, problem.message);
 }
