@@ -270,6 +270,7 @@ def test_value_of_one_text_is_put_into_another_by_a_click(studio: Open, axe: Any
     page.locator("#other").fill("The capital of Italy is")
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.querySelector('.places .differs')?.textContent.includes('Italy')")
+    assert "null" not in page.locator(".panel[open]").inner_text()
     place = page.locator("[data-place='0.3']")
     place.click()
     page.wait_for_function(

@@ -61,7 +61,7 @@ export function region(label) {
       if (!element.firstChild) element.append(h("p", { class: "busy" }, t("busy")));
       try {
         const found = await question(mine.signal);
-        if (asking === mine) element.replaceChildren(...[draw(found)].flat(Infinity));
+        if (asking === mine) element.replaceChildren(...[draw(found)].flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
         return found;
       } catch (problem) {
         if (problem.name !== "AbortError" && asking === mine) element.replaceChildren(refusal(problem));
