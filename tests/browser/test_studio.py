@@ -92,6 +92,13 @@ def test_token_leaves_the_address_and_scripts_cannot_read_the_cookie(studio: Ope
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict"
 
 
+def test_printed_address_is_read_in_a_tab_that_is_open(studio: Open, address: str) -> None:
+    page = studio("/learn")
+    page.goto(f"{address.partition('&')[0]}&/train")
+    page.wait_for_selector("#models")
+    assert "token" not in page.url and page.url.endswith("#/train")
+
+
 def test_cards_are_drawn_before_torch_is_there(studio: Open) -> None:
     page = studio("/gallery")
     page.wait_for_selector(".card")
