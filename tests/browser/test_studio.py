@@ -92,6 +92,13 @@ def test_token_leaves_the_address_and_scripts_cannot_read_the_cookie(studio: Ope
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict"
 
 
+def test_printed_address_is_read_in_a_tab_that_is_open(studio: Open, address: str) -> None:
+    page = studio("/learn")
+    page.goto(f"{address.partition('&')[0]}&/train")
+    page.wait_for_selector("#models")
+    assert "token" not in page.url and page.url.endswith("#/train")
+
+
 def test_cards_are_drawn_before_torch_is_there(studio: Open) -> None:
     page = studio("/gallery")
     page.wait_for_selector(".card")
@@ -270,6 +277,7 @@ def test_value_of_one_text_is_put_into_another_by_a_click(studio: Open, axe: Any
     page.locator("#other").fill("The capital of Italy is")
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.querySelector('.places .differs')?.textContent.includes('Italy')")
+    assert "null" not in page.locator(".panel[open]").inner_text()
     place = page.locator("[data-place='0.3']")
     place.click()
     page.wait_for_function(

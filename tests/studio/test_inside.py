@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import glassformer as gf
 from glassformer.lens.arithmetic import say
 from glassformer.loaded import Loaded
 from glassformer.serving.computing import Served
+from glassformer.studio.files import LANGUAGES, page_files
 from glassformer.studio.inside import kept
-from glassformer.studio.patching import patched
+from glassformer.studio.patching import MOST, patched
 from glassformer.text import ByteTokenizer
 from tests.refused import refused
 
@@ -140,3 +142,8 @@ def test_search_between_texts_with_one_continuation_is_refused() -> None:
     served = served_as("llama@0.1m")
     with refused(code="conflict", field="other"):
         patched(served, TEXT, TEXT, "resid_pre", [], True)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_page_names_the_largest_number_of_tokens_of_a_patch(language: str) -> None:
+    assert str(MOST) in json.loads(page_files()[f"{language}.json"])["patch-lead"]

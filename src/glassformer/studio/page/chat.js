@@ -1,6 +1,6 @@
 // Texts written by one model or by two from the same prompt: each token with its alternatives, which can be taken, and what
 // the settings do to the next one.
-import { ask, h, how, listed, models as models_, region, refusal, remember, t, Refusal } from "./dom.js";
+import { ask, h, how, listed, models as models_, region, refusal, remember, t, visible, Refusal } from "./dom.js";
 
 const SURPRISES = [0.7, 1.6, 3, 5];
 /** Nats from which a token is shaded one step darker. */
@@ -16,6 +16,8 @@ export async function chat(main, query) {
   const settings = h("form", { class: "options", onsubmit: (event) => event.preventDefault(), onchange: () => all((one) => one.distribution()) },
     number("temperature", 0.8, 0, 10, 0.1), number("top_p", 0.95, 0.01, 1, 0.01), number("top_k", "", 1, 1000, 1),
     number("min_p", "", 0.01, 1, 0.01), number("max_tokens", 40, 1, 2000, 1), number("seed", 1, 0, 1e9, 1));
+  const meanings = h("details", { class: "how meanings" }, h("summary", {}, t("settings-mean")), h("dl", {}, ...[...settings.elements].flatMap(({ name }) =>
+    [h("dt", {}, t(`setting-${name}`)), h("dd", {}, t(`means-${name}`))])));
   const write = h("button", { type: "button", onclick: () => all((one) => one.start()) }, t("write"));
   const stop = h("button", { type: "button", disabled: true, onclick: () => all((one) => one.stop()) }, t("stop"));
   const place = h("div", { class: "writers" });
@@ -24,7 +26,7 @@ export async function chat(main, query) {
   const all = (act) => Promise.all(writers.map(act));
 
   function number(name, value, min, max, step) {
-    return h("label", {}, t(`setting-${name}`), h("input", { name, type: "number", value, min, max, step }));
+    return h("label", { title: t(`means-${name}`) }, t(`setting-${name}`), h("input", { name, type: "number", value, min, max, step }));
   }
 
   const shared = {
@@ -63,7 +65,7 @@ export async function chat(main, query) {
   addEventListener("leave", () => all((one) => one.stop()), { once: true });
   main.append(h("h1", {}, t("chat")), h("p", { class: "lead" }, t("chat-lead")),
     h("div", { class: "options" }, h("label", { for: "model" }, t("model"), models), h("label", { for: "second" }, t("second"), other), h("label", { for: "mode" }, t("kind"), mode)), known.element,
-    h("label", { for: "prompt" }, t("prompt")), prompt, settings, h("p", {}, write, " ", stop), place);
+    h("label", { for: "prompt" }, t("prompt")), prompt, settings, meanings, h("p", {}, write, " ", stop), place);
   try {
     const found = await ask(models_(query.get("model"), query.get("second")));
     models.replaceChildren(...listed(found.listed, query.get("model")));
@@ -202,11 +204,6 @@ function writer(model, about, named, shared) {
       h("section", {}, named ? h("h2", {}, label) : null, said, text, status, others),
       h("section", {}, h("h2", {}, t("next")), next.element)),
   };
-}
-
-/** A token with its spaces and line ends to be seen. */
-function visible(token) {
-  return token.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣").replaceAll("\u00a0", "⍽");
 }
 
 /** The JSON of each server-sent event of a stream. */

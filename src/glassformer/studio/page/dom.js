@@ -61,7 +61,7 @@ export function region(label) {
       if (!element.firstChild) element.append(h("p", { class: "busy" }, t("busy")));
       try {
         const found = await question(mine.signal);
-        if (asking === mine) element.replaceChildren(...[draw(found)].flat(Infinity));
+        if (asking === mine) element.replaceChildren(...[draw(found)].flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
         return found;
       } catch (problem) {
         if (problem.name !== "AbortError" && asking === mine) element.replaceChildren(refusal(problem));
@@ -72,6 +72,17 @@ export function region(label) {
       }
     },
   };
+}
+
+/** A page of the library in a frame, with a word in its place until it is there; `loading` is that of the frame. */
+export function framed(src, title, loading) {
+  const wait = h("p", { class: "busy", role: "status" }, t("opening"));
+  return h("div", { class: "framed" }, wait, h("iframe", { src, title, loading, sandbox: "allow-scripts", height: "900", onload: () => wait.remove() }));
+}
+
+/** A token with its spaces and line ends to be seen. */
+export function visible(token) {
+  return token.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣").replaceAll("\u00a0", "⍽");
 }
 
 export function refusal(problem) {

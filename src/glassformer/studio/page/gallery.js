@@ -56,7 +56,7 @@ export async function gallery(main, query) {
     compared.show((signal) => ask("/api/difference", { first: pair[0], second: pair[1] }, signal), (found) => [
       h("h2", {}, t("differ", { a: found.names[0], b: found.names[1] })),
       found.ideas.length
-        ? table({ headings: [t("part"), ...found.names, t("change")], rows: found.ideas.map((one) => [one.part, one.first, one.second, one.change]) })
+        ? h("div", { class: "ideas" }, table({ headings: [t("part"), ...found.names, t("change")], rows: found.ideas.map((one) => [one.part, one.first, one.second, one.change]) }))
         : h("p", {}, t("same")),
       h("div", { class: "pair" }, ...found.drawings.map((one, i) => h("figure", {}, h("figcaption", {}, found.names[i]), drawing(one))),
         h("div", {}, h("h3", {}, t("costs")), ...blocks(found.costs, t("costs")))),

@@ -1,5 +1,5 @@
 // Values of one text put into another, states of mixers without attention, and the experts of each token.
-import { ask, h, how, region, t } from "./dom.js";
+import { ask, h, how, region, t, visible } from "./dom.js";
 import { matrix, shade } from "./numbers.js";
 
 const SITES = ["resid_pre", "mixer.out", "ffn.out"];
@@ -18,8 +18,8 @@ export function patch(about) {
     const found = await answers.show((signal) => ask("/api/patch", body, signal), (one) => [
       h("div", { class: "scroll", role: "group", tabindex: "0", "aria-label": t("answers") }, h("table", {},
         h("thead", {}, h("tr", {}, ...[t("first-text"), t("other-text"), t("patched")].slice(0, one.answers.length).map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, ...one.answers[0].map((_, i) => h("tr", {}, ...one.answers.map((answer) => h("td", {}, answer[i] ? [h("code", {}, answer[i].word), ` ${answer[i].probability}`] : ""))))))),
-      one.restored ? h("p", { role: "status" }, t("restored", { share: one.restored })) : null,
+        h("tbody", {}, ...one.answers[0].map((_, i) => h("tr", {}, ...one.answers.map((answer) => h("td", {}, answer[i] ? [h("code", {}, visible(answer[i].word)), ` ${answer[i].probability}`] : ""))))))),
+      one.answers.length > 2 ? h("p", { role: "status" }, one.restored ? t("restored", { share: one.restored }) : t("no-share")) : null,
       how(one)]);
     if (!found) return;
     if (found.every) tried = found.every;

@@ -1,5 +1,5 @@
 // A model while it reads a text: the lens's own page in a frame, and components that are removed by a click.
-import { ask, h, how, listed, models as models_, region, refusal, remember, t } from "./dom.js";
+import { ask, framed, h, how, listed, models as models_, region, refusal, remember, t, visible } from "./dom.js";
 import { patch, states } from "./inside.js";
 import { watch } from "./watch.js";
 
@@ -30,7 +30,7 @@ export async function look(main, query) {
       h("table", {}, h("thead", {}, h("tr", {}, h("td"), ...one.answers.map((answer) => h("th", { scope: "col" }, answer.name)))),
         h("tbody", {}, h("tr", {}, h("th", { scope: "row" }, t("loss")), ...one.answers.map((answer) => h("td", {}, `${answer.loss} ${t("nats")}`))),
           ...one.answers[0].next.map((_, i) => h("tr", {}, h("th", { scope: "row" }, t("guess", { n: i + 1 })),
-            ...one.answers.map((answer) => h("td", {}, answer.next[i] ? [h("code", {}, answer.next[i].word), ` ${answer.next[i].probability}`] : "")))))),
+            ...one.answers.map((answer) => h("td", {}, answer.next[i] ? [h("code", {}, visible(answer.next[i].word)), ` ${answer.next[i].probability}`] : "")))))),
       how(one)]);
     if (!found) return;
     const same = known.model === body.model && known.text === body.text;
@@ -41,7 +41,7 @@ export async function look(main, query) {
       if (panel.element.open && !panel.element.hidden) panel.start?.();
     }
     parts.element.replaceChildren(...components(found.layers));
-    frame.element.replaceChildren(h("iframe", { src: `/api/pages/${found.page}`, sandbox: "allow-scripts", title: t("inside"), height: "900" }));
+    frame.element.replaceChildren(framed(`/api/pages/${found.page}`, t("inside")));
   }
 
   /** A row for each layer with buttons that remove its heads, its mixer and its feed-forward network. */

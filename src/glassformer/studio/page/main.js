@@ -60,6 +60,9 @@ try {
   main.replaceChildren(refusal(problem));
 }
 let soon = 0;
-for (const type of ["hashchange", "popstate"]) addEventListener(type, () => { clearTimeout(soon); soon = setTimeout(show); }); // a link fires both
+for (const type of ["hashchange", "popstate"]) addEventListener(type, () => { // a link fires both
+  clearTimeout(soon);
+  soon = setTimeout(() => (location.hash.startsWith("#token=") ? location.reload() : show())); // the printed address, in a tab that is open
+});
 show();
 document.documentElement.classList.add("ready");

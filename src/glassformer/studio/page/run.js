@@ -1,5 +1,5 @@
 // One training: its curves while it runs, what happened in it, what its layers recorded, its verdicts and its report.
-import { ask, blocks, drawing, h, how, link, refusal, region, t, table } from "./dom.js";
+import { ask, blocks, drawing, framed, h, how, link, refusal, region, t, table } from "./dom.js";
 
 /** Follows a training: every message holds all that is known, so that a reload loses nothing. The pages of one browser
  *  share a stream, because a browser opens few connections to an address. Returns what ends it. */
@@ -71,7 +71,7 @@ export function panel(name, act, changed) {
     ends.replaceChildren(...[state === "running" ? h("button", { type: "button", onclick: () => act("stop", name) }, t("stop-run"))
       : state === "complete" ? null : h("button", { type: "button", onclick: () => act("resume", name) }, t("resume"))].filter(Boolean), how(found));
     report.replaceChildren(...(found.report ? [h("details", {}, h("summary", {}, t("report")),
-      h("iframe", { src: `/api/runs/${encodeURIComponent(name)}/report`, sandbox: "allow-scripts", title: t("report"), height: "900", loading: "lazy" }))] : []));
+      framed(`/api/runs/${encodeURIComponent(name)}/report`, t("report"), "lazy"))] : []));
   }
 
   /** One run with its events, and the pages that can open it. */
