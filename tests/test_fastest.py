@@ -3,6 +3,7 @@ obeyed."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,10 +14,10 @@ import pytest
 import torch
 
 import glassformer as gf
+from glassformer.cli.verbs import serving
 from glassformer.conversion import gguf
-from glassformer.errors import RequestError
 from glassformer.naming import chatting, fastest
-from glassformer.naming.fastest import COST, LARGE, decided, measured, reason, seconds, unpaid
+from glassformer.naming.fastest import COST, LARGE, decided, measured, seconds, unpaid
 from glassformer.options import ModelOptions
 from glassformer.serving import server
 from tests.refused import refused
@@ -44,10 +45,12 @@ def test_chosen_precision_is_the_fastest_measured(
     taken: dict[str, float], bf16: bool, chosen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(monkeypatch, taken, bf16)
-    found = decided("gpt2", ModelOptions(), "cpu")
+    found, words = decided("gpt2", ModelOptions(), "cpu")
     assert (found.quantize, found.dtype) == chosen
-    if found != ModelOptions(quantize=None):
-        assert str(found.quantize or found.dtype) in reason(found)
+    if found == ModelOptions(quantize=None):
+        assert not words
+    else:
+        assert str(found.quantize or found.dtype) in words and "--quantize none" in words
 
 
 @pytest.mark.parametrize(
@@ -65,14 +68,13 @@ def test_stored_weights_are_kept_for_a_dtype_a_gpu_or_a_small_model(
     expression: str, asked: Any, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(monkeypatch, AVX2)
-    found = decided(expression, ModelOptions(**asked), device)
-    assert found == ModelOptions(**{**asked, "quantize": None})
+    assert decided(expression, ModelOptions(**asked), device) == (ModelOptions(**{**asked, "quantize": None}), "")
 
 
 @pytest.mark.parametrize("kind", ["bf16", "int8", "int4", "keep"])
 def test_named_precision_is_obeyed(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, PLAIN)
-    assert decided("gpt2", ModelOptions(quantize=kind), "cpu").quantize == kind
+    assert decided("gpt2", ModelOptions(quantize=kind), "cpu") == (ModelOptions(quantize=kind), "")
 
 
 def test_fastest_is_no_more_exact_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,24 +101,24 @@ def test_four_bits_are_chosen_only_for_files_of_four_bits(
     entries["blk.0.norm.weight"] = SimpleNamespace(dtype="F32", shape=(2,))
     monkeypatch.setattr(gguf, "open_tensors", lambda _: nullcontext(SimpleNamespace(entries=entries)))
     monkeypatch.setattr(fastest.checkpoints, "locate", lambda _: file)
-    assert decided(file, ModelOptions(), "cpu").quantize == ("int4" if same else "int8")
-    assert decided(f"{file}+window:9", ModelOptions(), "cpu").quantize == "int8"
+    assert decided(file, ModelOptions(), "cpu")[0].quantize == ("int4" if same else "int8")
+    assert decided(f"{file}+window:9", ModelOptions(), "cpu")[0].quantize == "int8"
 
 
-@pytest.mark.parametrize("expression", ["mixtral-8x7b", "mamba-130m", "bart-base"])
-def test_models_of_other_parts_than_the_sample_are_left_as_they_are(
+@pytest.mark.parametrize("expression", ["mixtral-8x7b", "mamba-130m", "bart-base", "bert-base"])
+def test_models_of_other_parts_than_the_sample_and_encoders_are_left_as_they_are(
     expression: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play(monkeypatch, AVX2)
     assert gf.preset(expression).num_params() > LARGE
-    assert decided(expression, ModelOptions(), "cpu") == ModelOptions(quantize=None)
+    assert decided(expression, ModelOptions(), "cpu") == (ModelOptions(quantize=None), "")
 
 
 def test_a_clock_that_is_too_coarse_chooses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path))
     assert seconds(lambda: dict.fromkeys(COST, 0.0)) == {}
     play(monkeypatch, {})
-    assert decided("gpt2", ModelOptions(), "cpu").quantize is None and unpaid("int8") == ""
+    assert decided("gpt2", ModelOptions(), "cpu") == (ModelOptions(quantize=None), "") and unpaid("int8") == ""
 
 
 def test_model_of_the_library_says_which_precision_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,16 +187,82 @@ def test_model_in_memory_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert config.num_params() < LARGE
 
 
-def test_named_dtype_of_a_server_leaves_its_weights_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    play(monkeypatch, FAST_BF16)
-    asked: list[dict[str, Any]] = []
+class Enough(Exception):
+    """End of a test, once it is known how a model is loaded."""
 
-    def load(name: str, **how: Any) -> None:
-        asked.append(how)
-        raise RequestError("enough", code="unsupported", field="model")
 
-    monkeypatch.setattr(server, "load", load)
-    for dtype in ("float32", None):
-        with refused(code="unsupported", field="model"):
-            server.served_models("gpt2", "auto", dtype, None, 64, 1)
-    assert asked == [{"quantize": None, "dtype": "float32"}, {"quantize": None, "dtype": "bfloat16"}]
+def loaded_by_a_server(
+    monkeypatch: pytest.MonkeyPatch, name: str = "gpt2", **options: Any
+) -> tuple[str | None, str | None, str]:
+    """Returns quantize and dtype with which a server loads a model, and the sentence about its choice."""
+    found: list[Any] = []
+
+    def load(_: str, **how: Any) -> Any:
+        found.extend((how["quantize"], how["dtype"]))
+        return gf.Loaded(config.build(seed=0), config, None)
+
+    def served(*given: Any) -> None:
+        found.append(given[-1])
+        raise Enough
+
+    pytest.importorskip("uvicorn", reason="pip install 'glassformer[serve]'")
+    pytest.importorskip("starlette", reason="pip install 'glassformer[serve]'")
+    config = gf.preset("llama@0.1m+vocab_size=257+context=32")
+    monkeypatch.setattr(chatting, "load", load)
+    monkeypatch.setattr(server, "Served", served)
+    monkeypatch.setattr(chatting, "onednn_in_bf16", lambda device="cpu": False)
+    with pytest.raises(Enough):
+        gf.serve(name, dry=True, **options)
+    return found[0], found[1], found[2]
+
+
+@pytest.mark.parametrize(
+    ("taken", "bf16", "chosen"),
+    [
+        (AVX2, False, ("int8", "bfloat16")),
+        (FAST_BF16, False, (None, "bfloat16")),
+        (FAST_BF16, True, ("bf16", "bfloat16")),
+        (PLAIN, False, (None, None)),
+    ],
+)
+def test_server_takes_the_fastest_unless_asked(
+    taken: dict[str, float], bf16: bool, chosen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `generate` does: a plain processor, those that are fast in bf16, and one on which packing does not pay."""
+    monkeypatch.setattr(server.machine, "free_memory", lambda *_: None)
+    play(monkeypatch, taken, bf16)
+    *how, words = loaded_by_a_server(monkeypatch)
+    assert tuple(how) == chosen and bool(words) == (chosen != (None, None))
+    assert loaded_by_a_server(monkeypatch, quantize=None) == (None, None, "")
+    assert loaded_by_a_server(monkeypatch, dtype="float32") == (None, "float32", "")
+    assert loaded_by_a_server(monkeypatch, quantize="keep") == ("keep", None, "")
+    for kind in ("int8", "int4"):
+        assert loaded_by_a_server(monkeypatch, quantize=kind) == (kind, "bfloat16", "")
+    for name in ("llama@10m", "bert-base", "mamba-130m"):
+        assert loaded_by_a_server(monkeypatch, name) == (None, None, "")
+
+
+@pytest.mark.parametrize("taken", [AVX2, PLAIN, {}])
+def test_server_names_a_precision_that_the_memory_forced(
+    taken: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A memory of three bytes for each weight: bf16 fits, and int8 is taken where it is faster."""
+    play(monkeypatch, taken)
+    for name in ("gpt2", "llama@10m"):
+        memory = 3 * gf.preset(name).num_params()
+        monkeypatch.setattr(server.machine, "free_memory", lambda *_, memory=memory: memory)
+        kind, dtype, words = loaded_by_a_server(monkeypatch, name, ctx=2, slots=1)
+        faster = taken is AVX2 and name == "gpt2"
+        assert (kind, dtype) == ("int8" if faster else None, "bfloat16")
+        assert "--quantize none" in words and ("free memory" in words) == (not faster)
+
+
+def test_verb_and_function_of_a_server_have_the_default_of_generate() -> None:
+    for function in (gf.serve, serving.serve):
+        assert inspect.signature(function).parameters["quantize"].default == ModelOptions().quantize == "auto"
+
+
+def test_quantisation_of_a_loaded_model_is_refused_by_a_server() -> None:
+    config = gf.preset("llama@0.1m+vocab_size=257+context=32")
+    with refused(code="conflict", field="quantize"):
+        server.served_models(gf.Loaded(config.build(seed=0), config, None), "int8", None, None, None, 1)

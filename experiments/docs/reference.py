@@ -63,7 +63,7 @@ EXAMPLES: dict[str, list[str]] = {
     "ablate": ["ablate gpt2@0.1m --to gpt2@0.1m+rope+rmsnorm --data python-docs --tokens 50k --seeds 2 --out ladder"],
     "scale": ["scale --data runs.csv --predict 2b,100b"],
     "run": ["run comparison/design.yaml"],
-    "serve": ["serve smollm2 --dry"],
+    "serve": ["serve smollm2 --dry --quantize none"],
     "studio": ["studio llama@10m+gqa:2 --dry"],
     "why": ["why my_run"],
     "schema": ["schema | head -20"],

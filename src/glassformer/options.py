@@ -211,7 +211,7 @@ class ModelOptions:
     least memory and on a CPU several times as long; bf16 prepacks bfloat16 weights for CPUs that multiply them, with
     the same results as --dtype bfloat16; auto takes the one that was measured fastest on this machine for models of
     attention with 100M parameters and more on a CPU, int4 only if the file has 4 bits, and none with --dtype or
-    --compile."""
+    --compile; none takes them as they are stored."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Dtype of weights and decode state (KV cache); by default the checkpoint's, or bfloat16 with quantised weights."""
     state_dtype: Literal["float32", "bfloat16", "int8"] | None = None

@@ -7,17 +7,23 @@ import json
 import random
 import socket
 import time
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from glassformer.serving import guard
-from glassformer.serving.app import Api, make_app
-from glassformer.serving.computing import Computer
+from glassformer.cli import main
+from glassformer.loaded import Loaded
+from glassformer.parts.quantized import quantize
+from glassformer.serving import guard, server
+from glassformer.serving.app import Api, fingerprint, make_app
+from glassformer.serving.computing import Computer, Served
 from glassformer.serving.guard import Access
 from glassformer.serving.metrics import TYPE
 from glassformer.serving.server import fitting, serve
+from tests.cli.conftest import saved
 from tests.refused import refused
 from tests.serving.conftest import HOST, TOKEN, Logged
 
@@ -304,3 +310,40 @@ def test_dry_start_lists_models_to_serve(letters: Any, encoder: Any) -> None:
     assert [one.name for one in found.models] == ["model-1", "model-2"]
     assert found.models[0].state_bytes > 0 and found.models[1].slots == 0
     assert "http://127.0.0.1:8123/v1" in found.example and str(found) and found.to_dict()["address"]
+
+
+@pytest.mark.parametrize("kind", [None, "int8", "int4"])
+def test_start_tells_precision_and_bytes_of_the_weights(letters: Any, kind: str | None) -> None:
+    """Bytes of the tensors that the model would save, those of its tied head once."""
+    model = deepcopy(letters.model)
+    if kind:
+        quantize(model, kind)
+    mine = Loaded(model.eval(), letters.config, letters.tokenizer)
+    (found,) = serve(mine, dry=True, slots=1).models
+    held = {tensor.data_ptr(): tensor.nbytes for tensor in model.state_dict().values()}
+    assert (found.precision, found.choice, found.weight_bytes) == (kind or "float32", "", sum(held.values()))
+    assert fingerprint(Served("a", mine)) == fingerprint(Served("a", mine))
+    assert (fingerprint(Served("a", mine)) == fingerprint(Served("a", letters))) == (kind is None)
+
+
+def test_start_of_the_command_tells_why_a_precision_was_chosen(
+    letters: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its text below the model, and in JSON."""
+    name = saved(tmp_path / "model", "llama")
+    asked: list[Any] = []
+
+    def decided(_: str, options: Any, *rest: Any) -> tuple[Any, str]:
+        asked.append(options.quantize)
+        return options, "weights in fewer bits"
+
+    monkeypatch.setattr(server, "decided", decided)
+    monkeypatch.setattr(server, "loaded_as", lambda *_: letters)
+    for options in ([], ["--json"], ["--quantize", "none"], ["--quantize", "int8"]):
+        assert main(["serve", name, "--dry", *options]) == 0
+    assert asked == ["auto", "auto", None, "int8"]
+    text = capsys.readouterr().out.splitlines()
+    assert text[2] == "    weights in fewer bits"
+    (document,) = (json.loads(line) for line in text if line.startswith("{"))
+    assert document["models"][0]["choice"] == "weights in fewer bits"
+    assert document["models"][0]["precision"] == "float32"

@@ -18,8 +18,7 @@ from glassformer.cli.options import TextOptions
 from glassformer.errors import RequestError
 from glassformer.generation import Sampling
 from glassformer.naming.chatting import device_of, slow_choice
-from glassformer.naming.fastest import Unpaid, decided, reason
-from glassformer.options import AUTO
+from glassformer.naming.fastest import Unpaid, decided
 from glassformer.runs.live import View
 
 TOP_K = 40
@@ -58,9 +57,9 @@ def ready(asked: Options) -> Options:
 
 def with_precision(expression: str, asked: Options) -> Options:
     """Returns the options with the precision of the model's weights decided, and says which one was chosen."""
-    found = decided(expression, asked, device_of(asked))
-    if found != replace(asked, quantize=None) and asked.quantize == AUTO:
-        say(reason(found))
+    found, words = decided(expression, asked, device_of(asked))
+    if words:
+        say(words)
     return found
 
 

@@ -23,7 +23,7 @@ from glassformer.machine.threads import LOADING, paced
 from glassformer.model import Model
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
-from glassformer.parts.quantized import UNTRAINED
+from glassformer.parts.quantized import UNTRAINED, QuantizedLinear
 from glassformer.progress import counted
 
 LARGE = 1 << 18
@@ -362,3 +362,20 @@ class PackedLinear(Linear):
     @property
     def nbytes(self) -> int:
         return sum(packed.bytes.nbytes for _, packed in self.packed)
+
+
+def precision(model: nn.Module) -> str:
+    """Returns the name of the precision in which a model's matrices are held: int8, int4, the format of the first one
+    that stays packed as in its file, such as Q4_1, or the dtype."""
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            return module.packed[0][1].dtype
+        if isinstance(module, QuantizedLinear):
+            return f"int{module.bits}" if module.bits < 16 else "bfloat16"
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Returns the number of bytes that a model's weights take in memory: of parameters and of packed matrices."""
+    packed = (module.nbytes for module in model.modules() if isinstance(module, PackedLinear | QuantizedLinear))
+    return sum(parameter.nbytes for parameter in model.parameters()) + sum(packed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,7 +16,7 @@ from glassformer.errors import RequestError, WorkError, check_whole, no_memory
 from glassformer.generation.session import Completion, Session
 from glassformer.loaded import Loaded
 from glassformer.model import STATE_DTYPES
-from glassformer.naming.fastest import Unpaid, decided, reason, unpaid
+from glassformer.naming.fastest import Unpaid, decided, unpaid
 from glassformer.naming.loading import load
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.options import AUTO, ModelKeywords, ModelOptions
@@ -120,10 +120,9 @@ def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
                 code="conflict", field="quantize", value=options.quantize,
             )  # fmt: skip
         return resolve(model, weights=True, dtype=options.dtype, device=None if options.device == "auto" else device)
-    chosen = decided(model, options, device)
-    if options.quantize == AUTO and chosen != replace(options, quantize=None):
-        warnings.warn(reason(chosen))
-    options = chosen
+    options, words = decided(model, options, device)
+    if words:
+        warnings.warn(words)
     dtype = options.dtype or ("bfloat16" if options.quantize in QUANTIZED else None)
     try:
         with warnings.catch_warnings():

@@ -104,9 +104,10 @@ def fastest(config: ModelConfig, most_exact: str | None = None, four_bits: bool 
                  the least exact precision to consider, unless `most_exact` is int4
 
     A less exact one is chosen only if it saves time, and for models of `LARGE` parameters and more, of `MEASURED`
-    parts, and without an encoder."""
+    parts, that generate text, without an encoder."""
     parts = {part.kind for layer in config.layers() for part in (layer.mixer, layer.ffn) if part is not None}
-    if config.num_params() < LARGE or config.encoder is not None or not parts <= MEASURED or not (taken := seconds()):
+    known = config.writes and config.encoder is None and parts <= MEASURED
+    if config.num_params() < LARGE or not known or not (taken := seconds()):
         return most_exact
     order = [one for one in COST if four_bits or one != "int4" or most_exact == "int4"]
     chosen = most_exact or order[0]
@@ -116,23 +117,31 @@ def fastest(config: ModelConfig, most_exact: str | None = None, four_bits: bool 
     return None if chosen == order[0] else chosen
 
 
-def decided(expression: str | Path, options: Options, device: str) -> Options:
-    """Returns the options with the precision of weights decided. If it is `auto`, a dtype, a compiled step or another
-    device than the CPU keeps weights as they are stored."""
+def decided(
+    expression: str | Path, options: Options, device: str, limit: Callable[[ModelConfig], str | None] | None = None
+) -> tuple[Options, str]:
+    """Returns the options with the precision of weights decided, and a sentence about a precision that was chosen,
+    empty for weights as they are stored and for a precision that was asked for.
+
+    If it is `auto`, a dtype, a compiled step or another device than the CPU keeps weights as they are stored.
+    `limit(config)`: the most exact precision to consider, as in `fastest`, because more exact weights do not fit into
+    memory."""
     if options.quantize != AUTO:
-        return options
+        return options, ""
     asked = replace(options, quantize=None)
     if device != "cpu" or options.dtype is not None or options.compile:
-        return asked
+        return asked, ""
     try:
         with trial():
             config = preset(expression)
     except RequestError:  # loading says it
-        return asked
-    kind = fastest(config, four_bits=has_four_bits(expression))
+        return asked, ""
+    most_exact = limit(config) if limit else None
+    kind = fastest(config, most_exact, has_four_bits(expression))
     if kind is None:
-        return asked
-    return replace(asked, **how(kind))
+        return asked, ""
+    found = replace(asked, **how(kind))
+    return found, reason(kind, found.quantize or str(found.dtype), kind == most_exact)
 
 
 def has_four_bits(expression: str | Path) -> bool:
@@ -154,13 +163,16 @@ def how(kind: str | None) -> dict[str, Any]:
     return {"quantize": kind}
 
 
-def reason(options: ModelOptions) -> str:
-    """Returns a sentence about a precision that was decided."""
-    kind = options.quantize or "bf16"
-    gain = seconds()["float32"] / seconds()[kind]
-    name = options.quantize or options.dtype
-    cost = f", at {COST[kind]:.1%} more perplexity of SmolLM2" if COST[kind] else ""
-    return f"weights in {name}: {gain:.1f} times as fast here as float32{cost}; --dtype and --quantize take others"
+def reason(kind: str, name: str, too_large: bool) -> str:
+    """Returns a sentence about a precision that was chosen: for its speed, or because weights in more bits are too
+    large for the memory. `name`: the option that asks for it."""
+    if too_large:
+        gain = "more exact ones do not fit into the free memory"
+    else:
+        taken = seconds()
+        gain = f"{taken['float32'] / taken[kind]:.1f} times as fast here as float32"
+        gain += f", at {COST[kind]:.1%} more perplexity of SmolLM2" if COST[kind] else ""
+    return f"weights in {name}: {gain}; --quantize none takes them as they are stored"
 
 
 def unpaid(kind: str) -> str:

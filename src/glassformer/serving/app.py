@@ -337,9 +337,9 @@ def encoded(vector: torch.Tensor, how: str | None) -> list[float] | str:
 
 
 def fingerprint(served: Served) -> str:
-    """Returns a hash of all that a seeded text depends on, except the request: model, dtype, versions, threads."""
-    facts = (served.name, str(served.loaded.model.dtype), served.context, __version__, torch.__version__,
-             torch.get_num_threads())  # fmt: skip
+    """Returns a hash of all that a seeded text depends on, except the request: model, precision, versions, threads."""
+    facts = (served.name, str(served.loaded.model.dtype), served.precision, served.context, __version__,
+             torch.__version__, torch.get_num_threads())  # fmt: skip
     return f"gf_{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
 
 

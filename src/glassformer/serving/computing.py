@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from glassformer.conversion.weights import precision
 from glassformer.errors import RequestError
 from glassformer.generation.engine import reason
 from glassformer.generation.grammar import Grammar
@@ -52,6 +53,8 @@ class Served:
     slots: int = 8
     context: int | None = None
     state_dtype: str | None = None
+    choice: str = ""
+    """Sentence about the precision that was chosen for the weights."""
     state_bytes: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
     session: Session | None = field(init=False, default=None)
@@ -71,6 +74,11 @@ class Served:
             self.context = self.loaded.config.context
         if self.loaded.tokenizer is not None and self.loaded.config.encoder is None:
             self.embedder = Embedder(self.loaded)
+
+    @property
+    def precision(self) -> str:
+        """Name of the precision in which the matrices are held."""
+        return precision(self.loaded.model)
 
     def room(self, prompt: Sequence[int], most: int | None) -> int:
         """Returns the number of new tokens after a prompt, at most `most`. Raises RequestError for a prompt that fills

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ import torch
 
 from glassformer import machine
 from glassformer.config import ModelConfig
+from glassformer.conversion.weights import held_bytes
 from glassformer.errors import RequestError, check_whole
 from glassformer.figures.terminal import Printed, size
 from glassformer.loaded import Loaded
-from glassformer.naming.fastest import fastest, has_four_bits, how
-from glassformer.naming.loading import load
-from glassformer.naming.models import preset
-from glassformer.options import AUTO
+from glassformer.naming.chatting import loaded_as
+from glassformer.naming.fastest import decided
+from glassformer.options import AUTO, ModelOptions
 from glassformer.serving.computing import LARGEST_CONTEXT, Computer, Served
 from glassformer.serving.guard import Access
 from glassformer.serving.ports import access_of, listening, need_libraries, run_app
@@ -42,6 +42,11 @@ class ServedModel:
     """Name in requests."""
     parameters: int
     """Number of parameters."""
+    precision: str
+    """Precision of the matrices: float32, bfloat16, int8, int4, or the format of a .gguf file whose weights stay
+    packed."""
+    choice: str
+    """Sentence about a precision that `auto` chose; empty for weights as they are stored or as they were asked for."""
     weight_bytes: int
     """Bytes of the weights as they are held."""
     context: int
@@ -80,7 +85,7 @@ class Serving(Printed):
         Yields
         ------
         str
-            The address, a line for each model, and the example.
+            The address, for each model a line and the sentence about its precision, and the example.
 
         Examples
         --------
@@ -91,9 +96,11 @@ class Serving(Printed):
         for one in self.models:
             state = f", {one.slots} texts at once in {size(one.state_bytes)}" if one.slots else ""
             yield (
-                f"  {one.name}: {one.parameters:,} parameters in {size(one.weight_bytes)}, "
+                f"  {one.name}: {one.parameters:,} parameters in {one.precision}, {size(one.weight_bytes)}, "
                 f"context {one.context:,}{state}"
             )
+            if one.choice:
+                yield f"    {one.choice}"
         yield ""
         yield self.example
 
@@ -119,7 +126,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = PORT,
-    quantize: str | None = None,
+    quantize: str | None = AUTO,
     dtype: str | None = None,
     state_dtype: str | None = None,
     ctx: int | None = None,
@@ -143,9 +150,9 @@ def serve(
     port : int
         Port; 0 takes a free one.
     quantize, dtype, state_dtype : str, optional
-        Weights and decode state, as for `load` and `Session`. The quantisation "auto" takes, of fp32, bf16, int8 and
-        int4, the fastest on this machine with which weights and decode states fit into 80 % of the free memory; of a
-        model of less than 100M parameters the most exact.
+        Weights and decode state, as for `chat` (`ModelOptions`). The quantisation "auto" also considers only precisions
+        with which weights and decode states fit into 80 % of the free memory; None takes weights as they are stored. A
+        model that is given loaded keeps its precision.
     ctx : int, optional
         Tokens of a prompt and its answer together; by default the model's context, at most 4,096.
     slots : int
@@ -171,8 +178,8 @@ def serve(
     Raises
     ------
     RequestError
-        For a model without weights, a decode state that does not fit into memory, an address that cannot be bound, and
-        an address of a network without a token.
+        For a model without weights, a quantisation of a model that is loaded already, a decode state that does not fit
+        into memory, an address that cannot be bound, and an address of a network without a token.
 
     Examples
     --------
@@ -220,15 +227,13 @@ def served_models(
         )
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise RequestError(f"{twice} is named twice; give it once", code="conflict", field="models", value=twice)
+    asked = ModelOptions(quantize=quantize, dtype=dtype, device="cpu")  # type: ignore[arg-type]  # loading checks both
     found = []
     for name, one in zip(names, some, strict=True):
-        asked: dict[str, Any] = {"quantize": quantize, "dtype": dtype}
-        if quantize == AUTO and not isinstance(one, Loaded):
-            config = preset(one)
-            kind = fitting(config, ctx, slots, machine.free_memory())
-            asked |= {"quantize": None} if dtype is not None else how(fastest(config, kind, has_four_bits(one)))
-        loaded = one if isinstance(one, Loaded) else load(one, **asked)
-        found.append(Served(name, loaded, slots, ctx, state_dtype))
+        words, how = "", replace(asked, device="auto")  # a model stays on its device
+        if not isinstance(one, Loaded):
+            how, words = decided(one, asked, "cpu", lambda config: fitting(config, ctx, slots, machine.free_memory()))
+        found.append(Served(name, loaded_as(one, how), slots, ctx, state_dtype, words))
         if found[-1].session is None and found[-1].embedder is None:
             raise RequestError(
                 f"{name} generates no text and has no tokenizer", code="unsupported", field="models", value=name
@@ -253,8 +258,7 @@ def offer(host: str, port: int, served: Sequence[Served], access: Access) -> Ser
     base = f"http://{shown}:{port}/v1"
     models = tuple(
         ServedModel(
-            one.name, one.loaded.config.num_params(),
-            sum(p.numel() * p.element_size() for p in one.loaded.model.parameters()),
+            one.name, one.loaded.config.num_params(), one.precision, one.choice, held_bytes(one.loaded.model),
             one.context or 0, one.slots if one.session else 0, one.state_bytes,
         )
         for one in served

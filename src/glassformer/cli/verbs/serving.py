@@ -28,7 +28,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    quantize: Literal["auto", "bf16", "int8", "int4", "keep"] | None = None,
+    quantize: Literal["auto", "bf16", "int8", "int4", "keep"] | None = "auto",
     dtype: Literal["float32", "bfloat16"] | None = None,
     state_dtype: Literal["float32", "bfloat16", "int8"] | None = None,
     ctx: Count | None = None,
@@ -52,7 +52,8 @@ def serve(
         Port; 0 takes a free one.
     quantize
         Quantisation of the weights: int8 or int4; keep uses those of a .gguf file; bf16 prepacks bfloat16 weights;
-        auto takes the fastest on this machine that fits into 80 % of the free memory.
+        none takes them as they are stored; auto takes the fastest on this machine, as generate does, that fits into
+        80 % of the free memory.
     dtype
         Dtype of weights and decode state; by default the checkpoint's, or bfloat16 with --quantize.
     state_dtype
