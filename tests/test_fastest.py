@@ -228,7 +228,7 @@ def loaded_by_a_server(
 def test_server_takes_the_fastest_unless_asked(
     taken: dict[str, float], bf16: bool, chosen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `generate` does: a plain processor, those that are fast in bf16, and one on which packing does not pay."""
+    """Processors: a plain one, two that are fast in bf16, and one on which packing does not pay."""
     monkeypatch.setattr(server.machine, "free_memory", lambda *_: None)
     play(monkeypatch, taken, bf16)
     *how, words = loaded_by_a_server(monkeypatch)
@@ -246,7 +246,7 @@ def test_server_takes_the_fastest_unless_asked(
 def test_server_names_a_precision_that_the_memory_forced(
     taken: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A memory of three bytes for each weight: bf16 fits, and int8 is taken where it is faster."""
+    """A memory of three bytes for each weight: bf16 fits, and int8 is taken if a token takes less time in it."""
     play(monkeypatch, taken)
     for name in ("gpt2", "llama@10m"):
         memory = 3 * gf.preset(name).num_params()
