@@ -1,9 +1,11 @@
-"""SmolLM2-135M served over HTTP: us and llama.cpp's server in turn, the same file, the same prompts, 1 to 16 streams.
+"""SmolLM2-135M served over HTTP: us, llama.cpp's server and vLLM in turn, the same prompts, 1 to 16 streams.
 
 Each server is a process that is idle between its turns: `glassformer serve` with `--quantize int4`, and llama.cpp's
 (`xllamacpp`) with the Q4_1 file of the wheel, which ours reads too; both with the same number of threads and 16 slots.
-`session` is our server without HTTP: the session that it serves from, in a separate process. The load generator is
-the event loop of a third process, with plain sockets. A stream is a POST to /v1/completions with `stream`, a prompt of
+`session` is our server without HTTP: the session that it serves from, in a separate process. VLLM_PYTHON names an
+interpreter that has vLLM's CPU build, which reads the same weights unpacked, from the folder that we save, in float32
+(bf16 is slower where it is emulated), compiled, with all cores; without it its rows are left out. The load generator is
+the event loop of another process, with plain sockets. A stream is a POST to /v1/completions with `stream`, a prompt of
 some 60 tokens that no other stream has, and 64 new tokens (`ignore_eos`, temperature 0).
 
 `first` is the time from the request to the first token, `between` the time between two tokens of a stream, in
@@ -19,16 +21,21 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import glassformer as gf
 from benchmarks.generate import ROOT, Worker
 from benchmarks.peers.generating import answering
 from glassformer import machine
@@ -37,7 +44,8 @@ from glassformer.errors import WorkError
 from glassformer.text.corpora import open_corpus
 
 MODEL = "smollm2"
-OURS, SESSION, LLAMA = "glassformer int4", "session int4", "llama.cpp Q4_1"
+OURS, SESSION, LLAMA, VLLM = "glassformer int4", "session int4", "llama.cpp Q4_1", "vLLM float32"
+INTERPRETER = "VLLM_PYTHON"
 STREAMS = (1, 2, 4, 8, 16)
 SLOTS, CONTEXT = max(STREAMS), 2048
 CHARACTERS, LONG = 240, 7000
@@ -125,7 +133,6 @@ class SessionSide:
     """The session that the server serves from, without HTTP."""
 
     def __init__(self, threads: int):
-        import glassformer as gf
         from glassformer.serving.computing import Served
 
         machine.apply(machine.settings("cpu", threads=threads))
@@ -206,11 +213,51 @@ def our_server(threads: int) -> Iterator[int]:
         process.wait(30)
 
 
+@contextlib.contextmanager
+def vllm_server(threads: int, folder: str) -> Iterator[int]:
+    """Gives the port of vLLM's server, after it has compiled its step."""
+    loaded = gf.load(MODEL)
+    gf.save(loaded.model, loaded.tokenizer, f"{folder}/model")
+    del loaded
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    call = [
+        os.environ[INTERPRETER], "-m", "vllm.entrypoints.openai.api_server", "--model", f"{folder}/model",
+        "--served-model-name", MODEL, "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port),
+        "--max-model-len", str(CONTEXT), "--max-num-seqs", str(SLOTS), "--no-enable-prefix-caching",
+    ]  # fmt: skip
+    told = {
+        "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+    }  # fmt: skip
+    log = Path(folder, "vllm.log")
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            call, cwd=folder, stdout=out, stderr=out, env={**os.environ, **told}, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 900
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = log.read_text(errors="replace").strip().splitlines() or ["no reason given"]
+                raise WorkError(f"vLLM's server did not start: {said[-1][:300]}", code="failed")
+            time.sleep(1)
+        yield port
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
 def run(rounds: int = 3, threads: int | None = None, quiet: bool = False, quick: bool = False) -> dict[str, Any]:
     """Medians over `rounds` of each side, taken in turn. `quick`: few tokens and streams, to see that it runs."""
     how = machine.settings("cpu", threads=threads or os.cpu_count())
     counts, new = ((1, 2), 8) if quick else (STREAMS, TOKENS)
-    found: dict[str, dict[int, list[dict[str, float]]]] = {side: {} for side in (OURS, SESSION, LLAMA)}
+    sides = (OURS, SESSION, LLAMA, *([VLLM] if os.environ.get(INTERPRETER) else []))
+    found: dict[str, dict[int, list[dict[str, float]]]] = {side: {} for side in sides}
     joining: dict[str, list[dict[str, float]]] = {side: [] for side in found}
     used = 0
 
@@ -227,6 +274,10 @@ def run(rounds: int = 3, threads: int | None = None, quiet: bool = False, quick:
         for worker in workers.values():
             stack.callback(worker.close)
         ports = {OURS: port, LLAMA: workers[LLAMA].facts["port"]}
+        if VLLM in found:
+            ports[VLLM] = stack.enter_context(vllm_server(how.threads, folder))
+        elif not quiet:
+            print(f"{VLLM}: left out, because {INTERPRETER} names no interpreter", file=sys.stderr, flush=True)
         for turn in range(rounds + 1):  # 0 warms up
             for count in counts if turn else counts[:1]:
                 texts = fresh(count)
