@@ -294,7 +294,7 @@ def run(rounds: int = 3, threads: int | None = None, quiet: bool = False, quick:
             if turn and not quick:
                 short, long = fresh(1)[0], fresh(1, LONG)[0]
                 for side in found:
-                    many = 12 * TOKENS
+                    many = (4 if side == VLLM else 12) * TOKENS  # longer than the other prompt is read
                     if side == SESSION:
                         joining[side].append(workers[side].ask("joined", short=short, long=long, new=many))
                     else:
