@@ -40,6 +40,7 @@ from glassformer.runs.power import check_effect
 from glassformer.runs.results import Budget
 from glassformer.text import DataLike, Tokens, named_or_read
 from glassformer.training import Recipe
+from glassformer.training.pace import affordable
 from glassformer.training.recipe import BUDGETS
 from glassformer.training.sinks import check_sinks
 from glassformer.units import count, quantity, share, whole_numbers
@@ -51,6 +52,8 @@ TUNED_SEEDS = 3
 """Default number of seeds of a tuned comparison"""
 LEAST_SEEDS = 2
 """Least number of seeds of a verdict: one seed gives no interval"""
+STATED = ("context", "evaluation_tokens")
+"""Fields of the recipe that a design keeps if they are given, also with the recipe's default value"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,8 +327,12 @@ class Design:
 
     @cached_property
     def all_fields(self) -> dict[str, Any]:
-        """All fields of the arms' common recipe, {field: value}, with the defaults, the budget and the context."""
-        return {**recipe_defaults(), **self.recipe, **self.amounts, "context": self.context}
+        """All fields of the arms' common recipe, {field: value}, with the defaults, the budget and the context. If not
+        given, the tokens of an evaluation are those that a short run affords, the same for all arms."""
+        usual, tokens = recipe_defaults(), self.amounts.get("tokens")
+        if isinstance(tokens, int):
+            usual["evaluation_tokens"] = affordable(tokens, usual["evaluation_tokens"])
+        return {**usual, **self.recipe, **self.amounts, "context": self.context}
 
     @cached_property
     def common(self) -> Recipe:
@@ -500,11 +507,11 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _changed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns {field: value} of the given fields of a recipe that differ from the defaults, and of the context if it is
-    not None. Raises RequestError for a field that a recipe does not have."""
-    given = {name: value for name, value in given.items() if value is not None or name != "context"}
+    """Returns {field: value} of the given fields of a recipe that differ from the defaults, and of those of `STATED` if
+    they are not None. Raises RequestError for a field that a recipe does not have."""
+    given = {name: value for name, value in given.items() if value is not None or name not in STATED}
     made, usual = Recipe.of(**{**given, "steps": 1}), recipe_defaults()
-    return {name: value for name in given if (value := getattr(made, name)) != usual[name] or name == "context"}
+    return {name: value for name in given if (value := getattr(made, name)) != usual[name] or name in STATED}
 
 
 def from_tree(tree: object, verb: str, where: str, make: Callable[..., Any]) -> Any:

@@ -33,9 +33,13 @@ STARTED = 2.0
 """Seconds of a run that do not depend on its size: starting its process, weights, files."""
 FORWARD = 1 / 3
 """Time of an evaluation per token, as a share of the time of a training step per token: that of the forward pass."""
-PASSES = EVALUATIONS + 4 + 4
-"""Tokens that a run of a comparison evaluates, in multiples of `evaluation_tokens`: during training, at the end, and at
-four contexts."""
+AFTER = 4 + 4
+"""Tokens that a run of a comparison evaluates after training, in multiples of `evaluation_tokens`: at the end, and at
+four contexts"""
+PASSES = EVALUATIONS + AFTER
+"""Tokens that a run of a comparison evaluates in all, in multiples of `evaluation_tokens`"""
+SURE = 4096
+"""Tokens of an evaluation, of which the last reads four times as many, that suffice for the figures of a short run"""
 EVALUATED = 0.1
 """Largest share of a budget of minutes that evaluations take beyond it, and of the training of a compared run that
 those in its course take."""
@@ -97,6 +101,13 @@ def spared(run: Training) -> int:
     each = FORWARD * min(run.recipe.evaluation_tokens, len(run.text.validation))
     paid = EVALUATED * run.steps * run.batches.tokens_per_step / max(1.0, each)
     return max(FEWEST, min(EVALUATIONS, int(paid)))
+
+
+def affordable(tokens: int, usual: int) -> int:
+    """Returns the tokens of one evaluation of a compared run that trains on `tokens` tokens: those whose evaluations
+    after training take `EVALUATED` of its training, from `SURE` to `usual`. At `SURE`, the held-out text differs less
+    than the seeds do."""
+    return max(min(usual, SURE), min(usual, int(EVALUATED * tokens / (FORWARD * AFTER))))
 
 
 def run_seconds(tokens: float, tokens_per_second: float, evaluated: float) -> float:
