@@ -4,9 +4,10 @@ Each server is a process that is idle between its turns: `glassformer serve` wit
 (`xllamacpp`) with the Q4_1 file of the wheel, which ours reads too; both with the same number of threads and 16 slots.
 `session` is our server without HTTP: the session that it serves from, in a separate process. VLLM_PYTHON names an
 interpreter that has vLLM's CPU build, which reads the same weights unpacked, from the folder that we save, in float32
-(bf16 is slower where it is emulated), compiled, with all cores; without it its rows are left out. The load generator is
-the event loop of another process, with plain sockets. A stream is a POST to /v1/completions with `stream`, a prompt of
-some 60 tokens that no other stream has, and 64 new tokens (`ignore_eos`, temperature 0).
+(bf16 is slower on a processor that emulates it), compiled, with all cores; without it its rows are left out. The load
+generator is another process with plain sockets, which only notes times while it reads. A stream is a POST to
+/v1/completions with `stream`, a prompt of some 60 tokens that no other stream has, and 64 new tokens
+(`ignore_eos`, temperature 0).
 
 `first` is the time from the request to the first token, `between` the time between two tokens of a stream, in
 milliseconds; `tokens/s` counts the new tokens of all streams from the first request to the last token. The figures are
@@ -17,10 +18,10 @@ first token.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
+import selectors
 import signal
 import socket
 import statistics
@@ -76,46 +77,55 @@ def figures(stamps: Sequence[Sequence[float]], new: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-async def stream(port: int, model: str, prompt: str, new: int) -> list[float]:
-    """Returns the time of a request and of each piece of its text. Raises WorkError for another number of tokens."""
-    body = {
-        "model": model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True, "ignore_eos": True,
-        "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    raw = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(raw)}\r\nConnection: close\r\n\r\n"
-    stamps, lines = [time.perf_counter()], list[bytes]()
-    reading, writing = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    try:
-        writing.write(head.encode() + raw)
-        await writing.drain()
-        while line := await reading.readline():
-            if line.startswith(b"data: {"):
-                lines.append(line)
-                stamps.append(time.perf_counter())
-    finally:
-        writing.close()
-    pieces = [json.loads(line[6:]) for line in lines]  # afterwards, because the servers use all cores
-    usage = next((piece["usage"]["completion_tokens"] for piece in pieces if piece.get("usage")), 0)
+def stamped(pieces: Sequence[tuple[float, bytes]], new: int) -> list[float]:
+    """Returns the time of each piece of text in what a stream received. Raises WorkError for another number of
+    tokens."""
+    lines, rest = list[tuple[float, bytes]](), b""
+    for at, raw in pieces:
+        *whole, rest = (rest + raw).split(b"\n")
+        lines.extend((at, line[6:]) for line in whole if line.startswith(b"data: {"))
+    events = [(at, json.loads(line)) for at, line in lines]
+    usage = next((event["usage"]["completion_tokens"] for _, event in events if event.get("usage")), 0)
     if usage != new:
         raise WorkError(f"a stream of {new} tokens had {usage}: {lines[-1:]}", code="failed")
-    grown = [bool(piece.get("choices")) and not piece["choices"][0].get("finish_reason") for piece in pieces]
-    return [stamps[0], *(at for at, one in zip(stamps[1:], grown, strict=True) if one)]
+    return [at for at, event in events if event.get("choices") and not event["choices"][0].get("finish_reason")]
 
 
-async def together(port: int, model: str, texts: Sequence[str], new: int) -> list[list[float]]:
-    return await asyncio.gather(*(stream(port, model, text, new) for text in texts))
+def streams(port: int, model: str, texts: Sequence[str], new: Sequence[int], wait: float = 0.0) -> list[list[float]]:
+    """Returns the time of each request and of the pieces of its text; a request follows `wait` seconds after the one
+    before it. Reads with plain sockets and takes nothing apart before the end, because the servers use all cores."""
+    started, received, found = list[float](), [list[tuple[float, bytes]]() for _ in texts], selectors.DefaultSelector()
+    with contextlib.ExitStack() as stack:
+        stack.callback(found.close)
+        while len(started) < len(texts) or found.get_map():
+            due = started[0] + wait * len(started) if started else 0.0
+            if len(started) < len(texts) and time.perf_counter() >= due:
+                i = len(started)
+                body = {
+                    "model": model, "prompt": texts[i], "max_tokens": new[i], "temperature": 0, "stream": True,
+                    "ignore_eos": True, "stream_options": {"include_usage": True},
+                }  # fmt: skip
+                raw = json.dumps(body).encode()
+                head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+                head += f"Content-Length: {len(raw)}\r\nConnection: close\r\n\r\n"
+                one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=600))
+                started.append(time.perf_counter())
+                one.sendall(head.encode() + raw)
+                found.register(one, selectors.EVENT_READ, (i, one))
+                continue
+            for key, _ in found.select(max(0.0, due - time.perf_counter()) if len(started) < len(texts) else 600):
+                i, one = key.data
+                raw = one.recv(1 << 16)
+                received[i].append((time.perf_counter(), raw))
+                if not raw:
+                    found.unregister(one)
+    return [[at, *stamped(pieces, n)] for at, pieces, n in zip(started, received, new, strict=True)]
 
 
-async def joined(port: int, model: str, short: str, long: str, new: int) -> dict[str, float]:
+def joined(port: int, model: str, short: str, long: str, new: int) -> dict[str, float]:
     """Returns the time between tokens of a running stream, before and while a long prompt is read."""
-    running = asyncio.create_task(stream(port, model, short, new))
-    await asyncio.sleep(1.0)
-    start = time.perf_counter()
-    other = await stream(port, model, long, 2)
-    times = await running
-    return gaps(times, start, other[1])
+    running, other = streams(port, model, [short, long], [new, 2], wait=1.0)
+    return gaps(running, other[0], other[1])
 
 
 def gaps(times: Sequence[float], start: float, ended: float) -> dict[str, float]:
@@ -285,7 +295,7 @@ def run(rounds: int = 3, threads: int | None = None, quiet: bool = False, quick:
                     if side == SESSION:
                         stamps = workers[side].ask("together", texts=texts, new=new)
                     else:
-                        stamps = asyncio.run(together(ports[side], MODEL, texts, new))
+                        stamps = streams(ports[side], MODEL, texts, [new] * count)
                     if turn:
                         found[side].setdefault(count, []).append(figures(stamps, new))
                         if not quiet:
@@ -298,7 +308,7 @@ def run(rounds: int = 3, threads: int | None = None, quiet: bool = False, quick:
                     if side == SESSION:
                         joining[side].append(workers[side].ask("joined", short=short, long=long, new=many))
                     else:
-                        joining[side].append(asyncio.run(joined(ports[side], MODEL, short, long, many)))
+                        joining[side].append(joined(ports[side], MODEL, short, long, many))
                     if not quiet:
                         print(f"{turn}: {side}: {joining[side][-1]}", file=sys.stderr, flush=True)
     rows = {

@@ -426,17 +426,17 @@ def test_a_choice_that_an_arm_undoes_is_in_the_notes() -> None:
 
 @pytest.mark.parametrize(("tokens", "expected"), [(1_000, 4096), (100_000, 4096), (200_000, 7500), (1_000_000, 16384)])
 def test_evaluations_after_a_short_run_take_about_a_tenth_of_it(tokens: int, expected: int):
-    design = Design.of("llama@1m", "gpt2@1m", data="python-docs", tokens=tokens)
+    design = gf.Design.of(["llama@1m", "gpt2@1m"], data="python-docs", tokens=tokens)
     assert design.common.evaluation_tokens == expected
     assert 8 * expected / 3 <= max(0.1 * tokens, 8 * 4096 / 3)
 
 
 def test_given_tokens_of_an_evaluation_are_obeyed_also_with_the_recipe_s_default():
-    design = Design.of("llama@1m", "gpt2@1m", data="python-docs", tokens=1_000, evaluation_tokens=16384)
+    design = gf.Design.of(["llama@1m", "gpt2@1m"], data="python-docs", tokens=1_000, evaluation_tokens=16384)
     assert design.common.evaluation_tokens == 16384
 
 
 def test_arms_with_equal_flops_are_measured_on_one_number_of_held_out_tokens():
-    design = Design.of("llama@1m", "gpt2@1m", data="python-docs", tokens=50_000, match="flops")
+    design = gf.Design.of(["llama@1m", "gpt2@1m"], data="python-docs", tokens=50_000, match="flops")
     plans = design.plans({name: preset(name) for name in ("llama@1m", "gpt2@1m")}, vocab_size=256)
     assert {plan.evaluation_tokens for plan in plans.values()} == {4096}

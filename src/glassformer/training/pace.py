@@ -39,7 +39,7 @@ four contexts"""
 PASSES = EVALUATIONS + AFTER
 """Tokens that a run of a comparison evaluates in all, in multiples of `evaluation_tokens`"""
 SURE = 4096
-"""Tokens of an evaluation, of which the last reads four times as many, that suffice for the figures of a short run"""
+"""Tokens of an evaluation that suffice for the figures of a short run; the last one reads four times that number"""
 EVALUATED = 0.1
 """Largest share of a budget of minutes that evaluations take beyond it, and of the training of a compared run that
 those in its course take."""
