@@ -479,6 +479,7 @@ OPERATORS = {
     "kernel/direct.py": "blocks whose number a compiler cannot follow",
     "few_rows.py": "is machine code for one kind of processor",
     "many_rows.py": "is machine code for processors that are slow in bf16",
+    "fused_loops.py": "is machine code for steps in fp32 on a CPU",
     "kernel/flex.py": "needs a compiler",
     "kernel/sdpa.py": "torch has another algorithm for each device",
     "kernel/table.py": "chooses a kernel by measurements of a device",

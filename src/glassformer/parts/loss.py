@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from glassformer.parts import fused_loops
 from glassformer.parts.core.owner import Vocabulary
 from glassformer.parts.precision import at_hand, wide
 
@@ -160,9 +161,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_x: list[Tensor] = []
         grad_w: Tensor | None = None
         grad_b: Tensor | None = None
+
+        def gradients(part: Tensor, grad: Tensor) -> None:
+            nonlocal grad_w, grad_b
+            if want_x:
+                grad_x.append((grad @ weight.to(grad.dtype)).to(x.dtype))
+            if want_w:
+                grad_w = _added(grad_w, grad.t() @ part.to(grad.dtype), weight.dtype)
+            if want_b:
+                grad_b = _added(grad_b, grad.sum(0, dtype=wide(grad[:0]).dtype))
+
+        plain = softcap is None and vocabulary is None and not z_loss and not smoothing
+        share = 1 / int(some) if plain and (want_x or want_w or want_b) and fused_loops.serves(x, weight) else 0.0
         chunks = zip(x.split(rows), targets.split(rows), counted.split(rows), strict=True)
         for part, target, keep in chunks:
             logits = F.linear(part, weight, bias)
+            made = fused_loops.cross_entropy(logits, target, share) if share else None
+            if made is not None:
+                total = total + made.sum()
+                gradients(part, logits)
+                continue
             dtype, logits = logits.dtype, wide(logits)
             if softcap is not None:
                 logits = softcap * torch.tanh(logits / softcap)
@@ -195,12 +213,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad.mul_(slope)
             grad = grad.mul_(keep[:, None].to(grad.dtype) / some).to(dtype)
             del logits, slope
-            if want_x:
-                grad_x.append((grad @ weight.to(dtype)).to(x.dtype))
-            if want_w:
-                grad_w = _added(grad_w, grad.t() @ part.to(dtype), weight.dtype)
-            if want_b:
-                grad_b = _added(grad_b, grad.sum(0, dtype=wide(grad[:0]).dtype))
+            gradients(part, grad)
             del grad
         if bias is not None and grad_b is not None:
             grad_b = grad_b.to(bias.dtype)

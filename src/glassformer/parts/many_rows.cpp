@@ -4,6 +4,7 @@
 
 #define INCLUDED
 #include "few_rows.cpp"
+#include "vectors.h"
 
 #include <omp.h>
 
@@ -13,28 +14,10 @@ using few_rows::BLOCK;
 using few_rows::load;
 using few_rows::number;
 using few_rows::store;
+using vectors::turned;
 
 // Rows of x that meet 16 widened rows of the matrix, which then come from the nearest cache, before the next 16.
 constexpr int64_t TOGETHER = 48, TILE = 6;
-
-// From 8 vectors of 8, one for each row, to one for each column.
-inline void turned(__m256 a[8]) {
-    __m256 b[8];
-    for (int k = 0; k < 4; ++k) {
-        b[2 * k] = _mm256_unpacklo_ps(a[2 * k], a[2 * k + 1]);
-        b[2 * k + 1] = _mm256_unpackhi_ps(a[2 * k], a[2 * k + 1]);
-    }
-    for (int k = 0; k < 8; k += 4)
-        for (int one = 0; one < 2; ++one) {
-            a[k + 2 * one] = _mm256_shuffle_ps(b[k + one], b[k + one + 2], 0x44);
-            a[k + 2 * one + 1] = _mm256_shuffle_ps(b[k + one], b[k + one + 2], 0xee);
-        }
-    for (int k = 0; k < 4; ++k) {
-        b[k] = _mm256_permute2f128_ps(a[k], a[k + 4], 0x20);
-        b[k + 4] = _mm256_permute2f128_ps(a[k], a[k + 4], 0x31);
-    }
-    for (int k = 0; k < 8; ++k) a[k] = b[k];
-}
 
 // Up to 16 rows of W (o, inner) from `first` on, as (inner, 16), filled up with zeros.
 inline void widened(const uint16_t* w, int64_t first, int64_t o, int64_t inner, float* made) {

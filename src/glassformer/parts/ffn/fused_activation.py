@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from glassformer.parts import fused_loops
 from glassformer.parts.core.site import Site
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import onednn_in_bf16, wide
@@ -110,12 +111,14 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return _swiglu(gate, up)
+        y = fused_loops.swiglu(gate, up)
+        return _swiglu(gate, up) if y is None else y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        return _swiglu_grad(grads[0], *ctx.saved_tensors)
+        given = grads[0], *ctx.saved_tensors
+        return fused_loops.swiglu_grad(*given) or _swiglu_grad(*given)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from glassformer.parts import fused_loops
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
 from glassformer.parts.visibility import Visibility
@@ -58,6 +59,10 @@ class Sdpa(Kernel):
             mask, sees_past = torch.cat(parts, -1), False
             k, v = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k, v))
         h, width = k.shape[-1], v.shape[-1]
+        if mask is None and not call.dropout and h == width:
+            z = fused_loops.attention(q, k, v, sees_past, call.score_scale)
+            if z is not None:
+                return z
         if narrow(q.device.type, h, width, call.dropout > 0):
             v = F.pad(v, (0, h - width))
         if q.shape[2] != k.shape[2] and not shares_keys(q.device.type, q.dtype, mask is not None):

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from glassformer.parts import fused_loops
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.norm.base import Norm, NormConfig, norm_cost
@@ -98,7 +99,8 @@ def _grad_weight(grad: Tensor, x: Tensor, rate: Tensor) -> Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        y, rate = _forward(x, weight, eps, dtype)
+        made = fused_loops.rms_norm(x, weight, eps) if dtype == torch.float32 else None
+        y, rate = made or _forward(x, weight, eps, dtype)
         ctx.save_for_backward(x, weight, rate)
         return y
 
@@ -106,12 +108,9 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rate = ctx.saved_tensors
-        return (
-            _grad_x(grads[0], x, weight, rate),
-            _grad_weight(grads[0], x, rate).to(weight.dtype),
-            None,
-            None,
-        )
+        made = fused_loops.rms_norm_grad(grads[0], x, weight, rate)
+        grad_x, grad_weight = made or (_grad_x(grads[0], x, weight, rate), _grad_weight(grads[0], x, rate))
+        return grad_x, grad_weight.to(weight.dtype), None, None
 
 
 class RMSNormConfig(NormConfig, kind="rmsnorm", words="rmsnorm"):

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from glassformer.parts import fused_loops
 from glassformer.parts.precision import wide
 from glassformer.parts.region import compiling_regions, region
 
@@ -57,10 +58,14 @@ class _Turn(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.pair_axis = pair_axis
+        if (made := fused_loops.turn(x, cos, sin, pair_axis)) is not None:
+            return made
         fused = torch.compiler.is_compiling() or compiling_regions()
         return (_turn if fused else _turn_unfused)(x, cos, sin, pair_axis)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _turn_back(grads[0], *ctx.saved_tensors, ctx.pair_axis), None, None, None
+        given = grads[0], *ctx.saved_tensors, ctx.pair_axis
+        made = fused_loops.turn(*given, back=True)
+        return _turn_back(*given) if made is None else made, None, None, None

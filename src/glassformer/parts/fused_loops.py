@@ -1,0 +1,228 @@
+"""Loops of a training step in fp32 on a CPU, each in one pass over memory, as `fused_loops.cpp` computes them.
+
+Operations of torch read and write whole tensors: the gradient of a gating is ten passes, each with a call. In a small
+model these passes take as long as the matmuls. Here each is one loop, built once for a machine in seconds:
+
+    gating     y = silu(gate) up
+    RMS norm   y = x rate w,  rate = 1 / sqrt(mean(x^2) + eps)
+    rotation   y = x cos + swap(x) sin, where swap exchanges the elements of each pair
+    loss       log sum exp(logits) - logit of the target
+    attention  z = softmax(scale q k^T) v, over all keys or those up to the query's token
+
+and the gradient of each. The bits of a row depend neither on the number of threads nor on other rows. Each function
+returns None if torch should compute the call: for other dtypes or devices, without a compiler, while a compiler of
+torch traces, and for tensors that a mode or a subclass of torch watches. `parts/region.py` compiles the same loops for
+other dtypes, for each model anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glassformer.errors import WorkError
+from glassformer.machine import native
+from glassformer.parts import few_rows
+from glassformer.parts.precision import traced
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+BLOCK = 64
+"""Number of rows whose gradients of a norm's weight are summed before those of other rows; `ROWS` in the C++."""
+PLAIN = (Tensor, nn.Parameter)
+"""Types of tensors whose addresses hold their values."""
+
+
+class _View(ctypes.Structure):
+    """Address of a tensor (b, s, n, h) whose last axis has stride 1, and the strides of its other axes."""
+
+    _fields_ = (("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("row", "token", "head")))
+
+
+class _Attention(ctypes.Structure):
+    """Sizes of an attention call: rows, heads of q and of k, queries, keys, and widths of k and of v."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "n", "g", "s", "t", "h", "v")),
+        ("causal", ctypes.c_bool),
+        ("scale", ctypes.c_float),
+    )
+
+
+@cache
+def _library() -> Any:
+    """Returns the compiled C++; None if this machine has no suitable instructions or no compiler."""
+    name = "" if native.compiler() is None else few_rows.kernel()
+    if not name:
+        return None
+    try:
+        found = native.shared_object(SOURCE, name)
+    except WorkError as problem:
+        warnings.warn(f"training in fp32 uses torch's slower loops: {problem}")
+        return None
+    whole, real, at = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+    for function, arguments in {
+        "swiglu": [at] * 3 + [whole],
+        "swiglu_back": [at] * 5 + [whole],
+        "rms_norm": [at] * 4 + [whole] * 2 + [real],
+        "rms_norm_back": [at] * 7 + [whole] * 2,
+        "turn_pairs": [at] * 4 + [whole] + [at] * 3 + [whole, ctypes.c_int32, real],
+    }.items():
+        call = getattr(found, function)
+        call.argtypes, call.restype = arguments, None
+    found.cross_entropy.argtypes = [at] * 3 + [whole] * 2 + [real]
+    for function in ("cross_entropy", "attend", "attend_back"):
+        getattr(found, function).restype = ctypes.c_int32
+    return found
+
+
+def _serving(*tensors: Tensor) -> Any:
+    """Returns the C++ if it can compute with these tensors; None otherwise."""
+    for x in tensors:
+        if x.dtype != torch.float32 or type(x) not in PLAIN or not x.is_cpu:
+            return None
+    if traced() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return None
+    return _library()
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Returns True if the C++ computes with these tensors."""
+    return _serving(*tensors) is not None
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor | None:
+    """Returns silu(gate) up, of the shape of both."""
+    if gate.shape != up.shape or (found := _serving(gate, up)) is None:
+        return None
+    gate, up = gate.contiguous(), up.contiguous()
+    y = torch.empty_like(gate)
+    found.swiglu(gate.data_ptr(), up.data_ptr(), y.data_ptr(), y.numel())
+    return y
+
+
+def swiglu_grad(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Returns the gradients of gate and of up, from that of `swiglu(gate, up)`."""
+    if gate.shape != up.shape or (found := _serving(grad, gate, up)) is None:
+        return None
+    grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
+    of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
+    found.swiglu_back(
+        grad.data_ptr(), gate.data_ptr(), up.data_ptr(), of_gate.data_ptr(), of_up.data_ptr(), gate.numel()
+    )
+    return of_gate, of_up
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
+    """Returns the RMS norm of x (..., d), weight (d,), and the rates (..., 1) by which it divides."""
+    if weight.dim() != 1 or not x.shape[-1] or (found := _serving(x, weight)) is None:
+        return None
+    x, weight = x.contiguous(), weight.contiguous()
+    d = x.shape[-1]
+    y, rate = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1))
+    found.rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rate.data_ptr(), rate.numel(), d, eps)
+    return y, rate
+
+
+def rms_norm_grad(grad: Tensor, x: Tensor, weight: Tensor, rate: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Returns the gradients of x and of the weight, from that of the RMS norm of x with these rates."""
+    if weight.dim() != 1 or not x.shape[-1] or (found := _serving(grad, x, weight, rate)) is None:
+        return None
+    grad, x, weight, rate = grad.contiguous(), x.contiguous(), weight.contiguous(), rate.contiguous()
+    rows, d = rate.numel(), x.shape[-1]
+    of_x, of_weight = torch.empty_like(x), torch.empty_like(weight)
+    parts = x.new_empty(-(-rows // BLOCK), d)
+    found.rms_norm_back(
+        grad.data_ptr(), x.data_ptr(), weight.data_ptr(), rate.data_ptr(), of_x.data_ptr(), of_weight.data_ptr(),
+        parts.data_ptr(), rows, d,
+    )  # fmt: skip
+    return of_x, of_weight
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int, back: bool = False) -> Tensor | None:
+    """Returns x (b, s, n, h) with its pairs rotated as by `naive_turn`, by the negative angles if `back`. The result is
+    laid out head by head, or token by token if `back`."""
+    if x.dim() != 4 or cos.shape[-3] != 1 or cos.shape[-4] != x.shape[1] or (found := _serving(x, cos, sin)) is None:
+        return None
+    b, s, n, h = x.shape
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    cos, sin = cos.contiguous(), sin.contiguous()
+    r = cos.shape[-1] * cos.shape[-2]
+    of_row = s * r if cos.dim() == 5 and len(cos) == b and b > 1 else 0
+    y = x.new_empty(b, s, n, h) if back else x.new_empty(b, n, s, h).transpose(1, 2)
+    found.turn_pairs(
+        x.data_ptr(), _numbers(x.stride()), cos.data_ptr(), sin.data_ptr(), of_row, y.data_ptr(), _numbers(y.stride()),
+        _numbers(x.shape), r, pair_axis == -1, -1.0 if back else 1.0,
+    )  # fmt: skip
+    return y
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, share: float) -> Tensor | None:
+    """Returns the cross-entropy (N,) in nats of logits (N, v) and targets (N,), 0 where the target is -100; replaces
+    the logits by their gradient times `share`, the weight of a target in the mean. Raises IndexError for a target
+    outside of the vocabulary."""
+    usual = logits.is_contiguous() and logits.numel() and targets.dtype == torch.int64
+    if not usual or (found := _serving(logits)) is None:
+        return None
+    targets, losses = targets.contiguous(), logits.new_empty(len(logits))
+    rows, v = logits.shape
+    if found.cross_entropy(logits.data_ptr(), targets.data_ptr(), losses.data_ptr(), rows, v, share):
+        raise IndexError(f"a target is neither a token of 0 .. {v - 1} nor -100")
+    return losses
+
+
+def _numbers(values: tuple[int, ...]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+# Attention
+
+
+class _Attend(torch.autograd.Function):
+    """Autograd function of attention, keeping q, k, v, z and the logarithm of each row's sum of exponentials."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        (b, s, n, h), (t, g), width = q.shape, k.shape[1:3], v.shape[-1]
+        z, log_z = q.new_empty(b, s, n, width), q.new_empty(b, n, s)
+        ctx.sizes = b, n, g, s, t, h, width, causal, scale
+        views = [_view(x) for x in (q, k, v, z)]
+        if _library().attend(ctypes.byref(_Attention(*ctx.sizes)), *map(ctypes.byref, views), _at(log_z)):
+            raise MemoryError("attention")
+        ctx.save_for_backward(q, k, v, z, log_z)
+        return z
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, z, log_z = ctx.saved_tensors
+        grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
+        made = [torch.empty(x.shape) for x in (q, k, v)]
+        given, results = [_view(x) for x in (grad, q, k, v, z)], [_view(x) for x in made]
+        call = ctypes.byref(_Attention(*ctx.sizes))
+        if _library().attend_back(call, *map(ctypes.byref, given), _at(log_z), *map(ctypes.byref, results)):
+            raise MemoryError("the gradient of attention")
+        return (*made, None, None)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor | None:
+    """Returns z (b, s, n, hv) of q (b, s, n, h), k (b, t, g, h) and v (b, t, g, hv), g dividing n, with a gradient.
+    `causal`, for s = t: query i sees the keys 0 .. i; otherwise all."""
+    if not torch.is_grad_enabled() or not all(x.numel() for x in (q, k, v)) or _serving(q, k, v) is None:
+        return None
+    return _Attend.apply(q, k, v, causal, scale)
+
+
+def _view(x: Tensor) -> _View:
+    row, token, head, _ = x.stride()
+    return _View(x.data_ptr(), row, token, head)
+
+
+def _at(x: Tensor) -> Any:
+    return ctypes.c_void_p(x.data_ptr())
