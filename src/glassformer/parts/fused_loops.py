@@ -12,7 +12,7 @@ model these passes take as long as the matmuls. Here each is one loop, built onc
 and the gradient of each. The bits of a row depend neither on the number of threads nor on other rows. Each function
 returns None if torch should compute the call: for other dtypes or devices, without a compiler, while a compiler of
 torch traces, and for tensors that a mode or a subclass of torch watches. `parts/region.py` compiles the same loops for
-other dtypes, for each model anew.
+other dtypes, for each model.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def swiglu_grad(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
-    """Returns the RMS norm of x (..., d), weight (d,), and the rates (..., 1) by which it divides."""
+    """Returns the RMS norm of x (..., d), weight (d,), and the rates (..., 1)."""
     if weight.dim() != 1 or not x.shape[-1] or (found := _serving(x, weight)) is None:
         return None
     x, weight = x.contiguous(), weight.contiguous()
@@ -164,7 +164,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int, back: bool = False
 
 def cross_entropy(logits: Tensor, targets: Tensor, share: float) -> Tensor | None:
     """Returns the cross-entropy (N,) in nats of logits (N, v) and targets (N,), 0 where the target is -100; replaces
-    the logits by their gradient times `share`, the weight of a target in the mean. Raises IndexError for a target
+    the logits by their gradient times `share`, one over the number of targets. Raises IndexError for a target
     outside of the vocabulary."""
     usual = logits.is_contiguous() and logits.numel() and targets.dtype == torch.int64
     if not usual or (found := _serving(logits)) is None:

@@ -66,6 +66,6 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        given = grads[0], *ctx.saved_tensors, ctx.pair_axis
-        made = fused_loops.turn(*given, back=True)
-        return _turn_back(*given) if made is None else made, None, None, None
+        cos, sin = ctx.saved_tensors
+        made = fused_loops.turn(grads[0], cos, sin, ctx.pair_axis, back=True)
+        return _turn_back(grads[0], cos, sin, ctx.pair_axis) if made is None else made, None, None, None
