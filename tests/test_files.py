@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -107,6 +108,17 @@ def test_errors_of_a_network_are_not_the_disks(tmp_path: Path) -> None:
         raise PermissionError(errno.EACCES, "no")
 
 
+def test_a_full_disk_is_named_by_any_library(tmp_path: Path) -> None:
+    """The sentence of safetensors is that of a file in a tmpfs of 3 MB."""
+    rust = "Error while serializing: I/O error: No space left on device (os error 28)"
+    said = []
+    for error in (FULL, SafetensorError(rust)):
+        with failed(code="disk") as caught, files.disk_errors(tmp_path):
+            raise error
+        said.append(str(caught.value))
+    assert said[0] == said[1] and files.NO_SPACE in said[0]
+
+
 def test_a_folder_on_one_machine_has_one_writer(tmp_path: Path) -> None:
     with only_writer(None), only_writer(tmp_path / "run"):
         with refused(code="conflict", field="out"), only_writer(tmp_path / "run"):
@@ -115,6 +127,32 @@ def test_a_folder_on_one_machine_has_one_writer(tmp_path: Path) -> None:
             raise BlockingIOError
     with only_writer(tmp_path / "run"):
         pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folder")
+def test_a_writer_knows_that_its_folder_is_gone(tmp_path: Path) -> None:
+    """Moved and back, replaced by another one with a lock, and removed."""
+    folder, other = tmp_path / "run", tmp_path / "other"
+    with only_writer(folder) as in_place, only_writer(None) as always:
+        assert in_place() and always()
+        folder.rename(other)
+        assert not in_place()
+        other.rename(folder)
+        assert in_place()
+        folder.rename(other)
+        folder.mkdir()
+        (folder / ".lock").touch()
+        assert not in_place()
+        shutil.rmtree(folder)
+        assert not in_place() and always()
+
+
+def test_the_owner_of_a_shared_folder_does_not_make_it_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with only_writer(folder, True, BEAT, PATIENCE):
+        shutil.rmtree(folder)
+        time.sleep(5 * BEAT)
+        assert not folder.exists()
 
 
 BEAT, PATIENCE = 0.02, 0.3

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import sys
@@ -27,6 +28,7 @@ from glassformer.errors import FORBIDDEN, RequestError, WorkError, shown
 # Disk errors
 
 UNTOUCHED = "what was saved before is untouched"
+NO_SPACE, FULL = "the disk is full", (errno.ENOSPC, errno.EDQUOT)
 OF_CACHE = "free some space, or choose another folder with GLASSFORMER_CACHE"
 
 
@@ -38,13 +40,14 @@ def disk_errors(target: str | Path, advice: str = UNTOUCHED, network: bool = Fal
     try:
         yield
     except SafetensorError as error:
-        raise WorkError(f"{target} cannot be written ({error}); {advice}", code="disk") from error
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        full = number is not None and int(number[1]) in FULL
+        raise WorkError(f"{target} cannot be written ({NO_SPACE if full else error}); {advice}", code="disk") from error
     except OSError as error:
         away = isinstance(error, ConnectionError | TimeoutError) or (error.errno is None and type(error) is not OSError)
         if network and away:
             raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        why = "the disk is full" if full else error.strerror or str(error)
+        why = NO_SPACE if error.errno in FULL else error.strerror or str(error)
         message = f"{target} cannot be written ({why}); {advice}"
         if error.errno in FORBIDDEN:
             raise RequestError(message, code="disk", field=str(target), value=str(target)) from error
@@ -417,8 +420,10 @@ def only_writer(
     beat: float = BEAT,
     patience: float = PATIENCE,
     lost: Callable[[], None] = lambda: os._exit(LOST),
-) -> AbstractContextManager[None]:
-    """Makes the folder and locks it: another process that would write there is refused. Raises RequestError.
+) -> AbstractContextManager[Callable[[], bool]]:
+    """Makes the folder and locks it: another process that would write there is refused. The context manager gives a
+    function that returns False once the locked folder was removed, moved or replaced; for None, a shared folder, and on
+    Windows, it always returns True. Raises RequestError.
 
     folder     if None, nothing is locked
     shared     also refuse processes of other machines; wait for a dead owner's timeout and take over
@@ -427,22 +432,36 @@ def only_writer(
                which an owner counts as dead, and the function that a process calls if it was suspended so long that
                another one took over"""
     if folder is None:
-        return nullcontext()
+        return nullcontext(_always)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return _owned(folder, beat, patience, lost) if shared else _locked(folder)
 
 
+def _always() -> bool:
+    return True
+
+
 @contextmanager
-def _locked(folder: Path, wait: bool = False) -> Iterator[None]:
+def _locked(folder: Path, wait: bool = False) -> Iterator[Callable[[], bool]]:
     """Locks a folder against other processes. `wait` waits for another process's lock, leaves no file, and does not
     lock folders on NFS, which supports locks only of files."""
     try:
         import fcntl
     except ImportError:  # Windows: the folder is not locked
-        yield
+        yield _always
         return
-    handle = os.open(folder, os.O_RDONLY) if wait else os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    path = folder if wait else folder / ".lock"
+    handle = os.open(path, os.O_RDONLY if wait else os.O_RDWR | os.O_CREAT)
+
+    def in_place() -> bool:
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(handle))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a disk that does not answer
+            return True
+
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -452,7 +471,7 @@ def _locked(folder: Path, wait: bool = False) -> Iterator[None]:
         except OSError:
             if not wait:
                 raise
-        yield
+        yield in_place
     finally:
         os.close(handle)
 
@@ -495,7 +514,7 @@ class OwnerWatch:
 
 
 @contextmanager
-def _owned(place: Path, beat: float, patience: float, lost: Callable[[], None]) -> Iterator[None]:
+def _owned(place: Path, beat: float, patience: float, lost: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     mine = {
         "host": platform.node(), "pid": os.getpid(), "machine": _machine(), "job": os.environ.get("SLURM_JOB_ID"),
         "token": uuid.uuid4().hex,
@@ -512,12 +531,13 @@ def _owned(place: Path, beat: float, patience: float, lost: Callable[[], None]) 
                 return
             number += 1
             with suppress(WorkError):  # the run itself reports a full or unresponsive disk
-                replace_text(path, json.dumps({**mine, "count": number}))
+                if place.is_dir():  # a folder that was removed is not made again
+                    replace_text(path, json.dumps({**mine, "count": number}))
 
     counting = threading.Thread(target=count, daemon=True)
     counting.start()
     try:
-        yield
+        yield _always
     finally:
         ended.set()
         counting.join()

@@ -77,6 +77,7 @@ def test_a_crash_at_any_call_leaves_a_whole_checkpoint(
     real = getattr(home, operation)
     for n in range(40):
         run = tmp_path / f"run{n}"
+        run.mkdir()
         checkpoint.save(run, 1, old, old_optimizer, {})
         calls = 0
 
@@ -174,6 +175,7 @@ def test_the_vectors_of_a_power_iteration_are_part_of_it(tmp_path: Path) -> None
     assert any(name.endswith("reparam.u") for name in resumed.state_dict())
     for name, value in straight.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
+    (tmp_path / "plain").mkdir()
     with refused(code="missing", field="layers.0.mixer.qkv.reparam.gamma"):
         checkpoint.load_model(checkpoint.save(tmp_path / "plain", 1, *built(), {}), resumed)
 

@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
+import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from glassformer.parallel import stored
 from glassformer.text import Batch, TextData, prepare
 from glassformer.training import Interrupted, Recipe, Report, Reporter, checkpoint, loop, request, train
 from glassformer.training.callbacks import Callback
+from glassformer.training.callbacks.log import Log
 from glassformer.training.optimizers import AdamWConfig
 from glassformer.training.progress import read_metrics
 from glassformer.training.request import fit, settings
@@ -241,6 +245,108 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(
         train(model(), text, TEN, tmp_path / "run", resume=True)
     monkeypatch.setattr(stored, "save_file", real)
     assert train(model(), text, TEN, tmp_path / "run", resume=True).steps == 10
+
+
+@pytest.mark.parametrize("place", ["weights", "weights, in the background", "state.json", "latest", "metrics.jsonl"])
+def test_a_disk_that_is_full_in_the_middle_ends_the_run_and_the_same_run_resumes(
+    text: TextData, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint after each step. The third is not written, or the row of the third step; that of the second step is
+    whole, and the resumed run ends with the bits of one that never stopped."""
+    recipe = {**TEN, "checkpoint_seconds": 1e-9, "async_save": "background" in place}
+    straight = train(model(), text, recipe, tmp_path / "straight")
+    calls = 0
+
+    def filled(home: Any, name: str, touches: Callable[..., bool] = lambda *_: True) -> None:
+        real = getattr(home, name)
+
+        def full(*given: Any, **more: Any) -> Any:
+            nonlocal calls
+            calls += touches(*given)
+            if calls >= 3 and touches(*given):
+                raise OSError(28, "No space left on device")
+            return real(*given, **more)
+
+        monkeypatch.setattr(home, name, full)
+
+    class Full(Callback):
+        """Puts a file that takes no byte in the place of metrics.jsonl."""
+
+        def before_update(self, run: Training, moment: Moment) -> None:
+            if moment.step == 3:
+                log = next(one for one in run.own if isinstance(one, Log))
+                assert log.file is not None
+                log.file.close()
+                log.file = Path("/dev/full").open("a", buffering=1)  # noqa: SIM115
+
+    if place == "metrics.jsonl":
+        if not Path("/dev/full").exists():
+            pytest.skip("no /dev/full here")
+    elif place.startswith("weights"):  # a checkpoint has two files
+        filled(stored, "save_file", lambda _, path, *__: path.name == "model.safetensors")
+    elif place == "latest":
+        filled(checkpoint, "replace_text")
+    else:
+        filled(Path, "write_text", lambda path, *_: path.name == "state.json")
+    with failed(code="disk") as caught:
+        train(model(), text, recipe, tmp_path / "run", callbacks=[Full()] if place == "metrics.jsonl" else [])
+    assert str(caught.value).count("the disk is full") == 1 and "\n" not in str(caught.value)
+    monkeypatch.undo()
+    found = checkpoint.latest(tmp_path / "run")
+    assert found is not None and checkpoint.read_state(found)["step"] == 2
+    assert not list(found.parent.glob(".*"))
+    resumed = train(model(), text, recipe, tmp_path / "run", resume=True)
+    for name, value in resumed.model.state_dict().items():
+        assert torch.equal(value, straight.model.state_dict()[name]), name
+    assert told(tmp_path / "run") == told(tmp_path / "straight") and len(told(tmp_path / "run")) == 10
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows removes no folder with open files")
+@pytest.mark.parametrize("way", ["removed", "moved", "replaced"])
+@pytest.mark.parametrize("seconds", [1e-9, 1e9])
+def test_a_run_whose_folder_is_gone_ends_and_makes_no_other(
+    text: TextData, tmp_path: Path, way: str, seconds: float
+) -> None:
+    """With a checkpoint after each step, or none before the end."""
+    folder = tmp_path / "run"
+
+    class Remover(Callback):
+        def after_update(self, run: Training, moment: Moment) -> None:
+            if moment.step == 3:
+                if way == "moved":
+                    folder.rename(tmp_path / "elsewhere")
+                else:
+                    shutil.rmtree(folder)
+                if way == "replaced":
+                    folder.mkdir()
+                    (folder / ".lock").touch()
+            assert moment.step <= 3
+
+    recipe = {**TEN, "checkpoint_seconds": seconds}
+    with failed(code="missing"):
+        train(model(), text, recipe, folder, callbacks=[Remover()])
+    left = sorted(path.name for path in folder.iterdir()) if folder.exists() else None
+    assert left == ([".lock"] if way == "replaced" else None)
+    if way == "moved" and seconds < 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert train(model(), text, recipe, tmp_path / "elsewhere", resume=True).steps == 10
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows removes no folder with open files")
+def test_a_folder_that_is_removed_while_a_checkpoint_is_written_ends_the_run(
+    text: TextData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = stored.save_file
+
+    def save(values: Any, path: Path, metadata: Any) -> None:
+        shutil.rmtree(tmp_path / "run")
+        real(values, path, metadata)
+
+    monkeypatch.setattr(stored, "save_file", save)
+    with failed(code="missing"):
+        train(model(), text, TEN, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_metrics_cut_by_a_crash_are_mended(text: TextData, tmp_path: Path) -> None:

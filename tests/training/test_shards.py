@@ -83,6 +83,7 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor
 
 
 def saved(layout: str, run: Path) -> Path:
+    run.mkdir(parents=True, exist_ok=True)
     return as_threads(
         layout, lambda groups: checkpoint.save(run, 3, *trained(groups, 0), {"seconds": 1.0}, {}, groups)
     )[0]

@@ -93,7 +93,8 @@ def save(
     watch: dict[str, Any] | None = None,
     groups: ProcessGroups | None = None,
 ) -> Path:
-    """Writes the checkpoint of `step` and makes it the latest; keeps the last two. Raises WorkError.
+    """Writes the checkpoint of `step` and makes it the latest; keeps the last two. Raises WorkError, also if the folder
+    `run` does not exist.
 
     All ranks call it; `state` and `watch` are those of rank 0."""
     groups = groups or ProcessGroups.alone()
@@ -116,7 +117,8 @@ def write(run: Path, snapshot: Snapshot, groups: ProcessGroups) -> Path:
             )  # fmt: skip
         with disk_errors(final):
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
+            temporary.parent.mkdir(exist_ok=True)  # but not the run, which may have been removed
+            temporary.mkdir()
         return False
 
     def mine() -> dict[str, str]:

@@ -93,12 +93,13 @@ def run_request(
     again = "nothing was saved" if request.folder is None else f"continue with --out {request.folder} --resume"
     with watched(groups, again) as follow:
         check_alike(request)
-        with only_writer(request.folder if groups.leads else None):
+        with only_writer(request.folder if groups.leads else None) as in_place:
             check_unchanged(request)
             if groups.leads:
                 resumes, text = request.found is not None, request.text
                 open_folder(request.folder, request.config, request.recipe, text.tokenizer, resumes, request.pretrained)
             run = Training(request)
+            run.in_place = in_place
             follow(lambda: run.step)
             begin(run, request, callbacks)
             try:

@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from glassformer.config import validated
 from glassformer.dynamics.watch import Moment
-from glassformer.errors import RequestError
+from glassformer.errors import RequestError, WorkError
 from glassformer.files import disk_errors
 from glassformer.machine import DTYPES
 from glassformer.parallel.process_groups import ProcessGroups
@@ -78,6 +78,8 @@ class Training:
         self.validation: dict[str, Any] | None = None
         background = self.recipe.async_save and self.folder is not None
         self.background = checkpoint.Background(self.groups) if background else None
+        self.in_place: Callable[[], bool] = lambda: True
+        """Function that returns False once the run folder was removed, moved or replaced."""
         self.moment: Moment | None = None
         self.events: list[dict[str, Any]] = []
         """Events of this step: spikes, or a value that is not finite."""
@@ -223,8 +225,22 @@ class Training:
         """Saves a checkpoint if the run has a folder. `wait`: returns only when it is written, also if a thread writes
         it."""
         if self.folder is not None:
+            checkpoint.together(self.groups, self.check_folder)
             with self.timed("saving"):
-                self._save(self.folder, wait)
+                try:
+                    self._save(self.folder, wait)
+                except WorkError:
+                    self.check_folder()  # which gives the reason
+                    raise
+
+    def check_folder(self) -> None:
+        """Raises WorkError if the run folder was removed, moved or replaced, so that no step is trained for nothing."""
+        if not self.in_place():
+            raise WorkError(
+                f"{self.folder} was removed, moved or replaced while its run trained, which ends after step "
+                f"{self.step:,}; train again, or continue in the place it was moved to with --resume",
+                code="missing",
+            )  # fmt: skip
 
     def _save(self, folder: Path, wait: bool) -> None:
         state: dict[str, Any] = {

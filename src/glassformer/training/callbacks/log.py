@@ -28,6 +28,7 @@ class Log(Callback):
 
     def recorded(self, run: Training, row: dict[str, Any]) -> None:
         if self.file:
+            run.check_folder()
             with disk_errors(Path(self.file.name)):
                 self.file.write(json.dumps(row) + "\n")
 
@@ -36,7 +37,8 @@ class Log(Callback):
 
     def ended(self, run: Training) -> None:
         if self.file:
-            self.file.close()
+            with disk_errors(Path(self.file.name)):
+                self.file.close()
 
     def _open(self, run: Training) -> None:
         """Opens metrics.jsonl, and removes from it and from `run.rows` the rows after the present step of the run."""
