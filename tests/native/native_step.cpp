@@ -35,7 +35,7 @@ std::vector<int8_t> bytes(int64_t count) {
 
 // Values: four of each row's WIDTH numbers that are read, then what is written.
 std::vector<float> values = wide(5 * ROWS * WIDTH);
-const int64_t lengths[ROWS] = {0, 9, 21};
+const int64_t lengths[ROWS] = {0, 9, 21}, tokens[ROWS] = {6, 0, 3};
 
 Place at(int64_t buffer) { return {buffer * WIDTH, WIDTH, 0}; }
 
@@ -49,7 +49,7 @@ Instruction made(Kind kind, int64_t outer) {
 
 void run(const char* name, std::vector<Instruction> list, const Cache* cache = nullptr, const Table* table = nullptr) {
     std::fill(values.begin() + 4 * ROWS * WIDTH, values.end(), 0.0f);
-    if (run_native_step(list.data(), list.size(), ROWS, values.data(), cache, table, lengths, WIDTH, 2)) std::abort();
+    if (run_native_step(list.data(), list.size(), ROWS, values.data(), cache, table, lengths, tokens, WIDTH, 2)) std::abort();
     std::printf("%s", name);
     for (int64_t k = 4 * ROWS * WIDTH; k < 5 * ROWS * WIDTH; ++k) std::printf(" %a", values[k]);
     std::printf("\n");
@@ -97,13 +97,24 @@ void elementwise() {
         op.both = kind == ADD, op.f = kind == CLAMP ? -0.5f : 1.5f, op.g = 0.7f;
         run(kind == ADD ? "add" : kind == CAP ? "cap" : "clamp", {op});
     }
-    const auto cosine = wide(ROWS * 8), sine = wide(ROWS * 8);
-    const Table table = {cosine.data(), sine.data(), ROWS};
-    for (int interleaved = 0; interleaved < 2; ++interleaved) {
+    const auto cosine = wide(22 * 8), sine = wide(22 * 8);
+    for (int k = 0; k < 4; ++k) {
+        const int interleaved = k % 2;
+        const Table table = {cosine.data(), sine.data(), k < 2 ? ROWS : 0};
         Instruction copy = made(ACTIVATE, WIDTH), op = made(TURN, WIDTH);
         op.a = at(4), op.heads = 4, op.width = 24, op.turned = 8, op.interleaved = interleaved;
         run("turn", {copy, op}, nullptr, &table);
     }
+}
+
+void embeddings() {
+    const auto w = wide(7 * WIDTH);
+    const auto thin = narrow(7 * WIDTH);
+    Instruction op = made(EMBED, WIDTH);
+    op.inner = 7, op.f = 1.5f, op.code = FP32, op.weight = w.data();
+    run("embed fp32", {op});
+    op.code = BF16, op.weight = thin.data();
+    run("embed bf16", {op});
 }
 
 template <typename X>
@@ -121,7 +132,7 @@ void attention(const char* name, Code code, std::vector<X> keys, std::vector<X> 
 }  // namespace
 
 int main() {
-    linears(), norms(), elementwise();
+    linears(), norms(), elementwise(), embeddings();
     const int64_t k = ROWS * GROUPS * SLOTS * KEYS, v = ROWS * GROUPS * SLOTS * VALUES;
     const auto keys = wide(k), cells = wide(v);  // named, as the order of drawn arguments is the compiler's
     const auto thin_keys = narrow(k), thin_cells = narrow(v);

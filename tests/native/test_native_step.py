@@ -22,6 +22,7 @@ from glassformer.machine import native
 from glassformer.model import Model
 from glassformer.parts import few_rows
 from glassformer.parts.core.site import edit_at, look_at
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.quantized import QuantizedLinear, quantize
 from glassformer.parts.reparam import SigmaReparam
 from glassformer.parts.residual.pre import Pre
@@ -162,6 +163,55 @@ def test_nan_stays_in_its_row(odd: float) -> None:
     assert after[1].isnan().all() and torch.equal(before[[0, 2]], after[[0, 2]])
 
 
+@pytest.mark.parametrize("scaling", ["", "+yarn:4", "+dynamic_ntk:4", "+mixer.position.pairing=interleaved"])
+def test_turns_at_every_length_are_those_of_the_encoding(scaling: str) -> None:
+    model = model_of(f"llama@0.1m+context=200{scaling}")
+    rotary: Any = model.layers[0].mixer.position  # type: ignore[union-attr]
+    table = module._Turns([rotary], Pass(0, 512), 512)._held[0]
+    for length in (0, 1, 7, 199, 255, 511):
+        pass_ = Pass(length, length + 1) if not model.settled else Pass(0, 512)
+        each = [module._by_row(one)[-1 if not model.settled else length] for one in rotary.tables(pass_)]
+        assert all(torch.equal(one[length], meant) for one, meant in zip(table, each, strict=True))
+
+
+@pytest.mark.parametrize("words", ["", "+dynamic_ntk:4"])
+def test_a_text_grows_past_the_first_table(words: str) -> None:
+    model = model_of(f"llama@0.1m+context=200{words}")
+    step, tokens = NativeStep(model), torch.tensor([[1], [2]])
+    with torch.inference_mode():
+        mine, theirs = (model.init_state(2, 300) for _ in range(2))
+        for state in (mine, theirs):
+            prefill_rows(model, [torch.arange(253), torch.arange(3)], state)
+        for _ in range(5):
+            found, expected = step(model, tokens, mine), model(tokens, theirs)[:, -1]
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("words", ["", "+embedding.scale=3.3"])
+def test_rows_of_the_table_have_the_bits_of_the_embedding(words: str, dtype: torch.dtype) -> None:
+    model, tokens = model_of(f"llama@0.1m{words}", dtype), torch.tensor([[7], [0], [299]])
+    step = NativeStep(model)
+    assert step.begin is None and step.listed[0].kind == module.EMBED
+    step.listed = (module._Instruction * 1)(step.listed[0])
+    step.logits = step.program.instructions[0]["out"]
+    with torch.inference_mode():
+        found = step(model, tokens, model.init_state(3, 4))
+        assert torch.equal(found, model.embedding(tokens, Pass(0, 1))[:, 0].float())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 150), st.integers(0, 5), st.randoms(use_true_random=False))
+def test_largest_logits_are_torch_s(rows: int, width: int, kinds: int, draw: Any) -> None:
+    values = [-float("inf"), 0.0, 1.5, -0.0, float("inf"), float("nan")][: kinds + 1]
+    logits = torch.tensor([[draw.choice(values) for _ in range(width)] for _ in range(rows)])
+    best, tokens = logits.max(-1)
+    found = module.largest(logits)
+    assert found is not None and torch.equal(found[0], tokens) and torch.equal(found[1], ~best.isfinite())
+    wide = torch.cat([logits, torch.full((rows, 3), 9.0)], 1)[:, :width]
+    assert all(torch.equal(one, meant) for one, meant in zip(module.largest(wide), found, strict=True))  # type: ignore[arg-type]
+
+
 # The eager path serves
 
 
@@ -199,6 +249,10 @@ def test_hooks_looks_and_edits_reach_every_step() -> None:
     model = model_of("llama@1m")
     assert served(model)
     hook = model.layers[1].mixer.register_forward_hook(lambda *_: None)  # type: ignore[union-attr, operator]
+    assert not served(model)
+    hook.remove()
+    assert served(model)
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     assert not served(model)
     hook.remove()
     assert served(model)
@@ -245,6 +299,20 @@ def test_replaced_part_or_tensor_has_new_instructions() -> None:
     output: Any = model.layers[0].mixer.output  # type: ignore[union-attr]
     output.reparam = SigmaReparam(output.in_features, output.outs)
     assert not served(model)
+
+
+def test_replaced_codes_have_new_instructions() -> None:
+    model, tokens = model_of("llama@1m", torch.bfloat16), torch.tensor([[5]])
+    quantize(model, "int8")
+    with torch.inference_mode():
+        first = decode(model, tokens, model.init_state(1, 16))
+    up: Any = model.layers[0].ffn.up_proj  # type: ignore[union-attr]
+    up.packed = up.packed.flip(0)
+    with torch.inference_mode():
+        assert not torch.equal(decode(model, tokens, model.init_state(1, 16)), first)
+    up.packed.data = up.packed.flip(0)
+    with torch.inference_mode():
+        assert torch.equal(decode(model, tokens, model.init_state(1, 16)), first)
 
 
 def test_a_full_state_and_an_unknown_token_are_refused_as_by_the_model() -> None:

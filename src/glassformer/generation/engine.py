@@ -56,6 +56,8 @@ def check_text(tokenizer: Tokenizer | None, prompt: str) -> Tokenizer:
     return tokenizer
 
 
+NOT_READ = torch.empty(0, dtype=torch.int64)
+"""Tokens so far of a row whose choice does not depend on them."""
 SHARE = 0.9
 """Time that a step may spend on prompts while texts run, as a fraction of its decoding time."""
 SMOOTH = 0.25
@@ -663,13 +665,16 @@ class Engine:
         self._keep(Read(tokens, state, None, any_length=True))
 
     def _choose(self, requests: list[GenerationRequest], logits: Tensor) -> None:
-        before = [(one, len(one.tokens), one.generator.get_state()) for one in requests]
+        before = [
+            (one, len(one.tokens), one.generator.get_state() if one.sampling.temperature else None) for one in requests
+        ]
         try:
             self._draw(requests, logits)
         except BaseException:
             for one, count, state in before:
                 if len(one.tokens) == count:  # its draw was lost, and is repeated
-                    one.generator.set_state(state)
+                    if state is not None:
+                        one.generator.set_state(state)
                     del one.logprobs[count:], one.top_logprobs[count:]
             raise
 
@@ -707,12 +712,11 @@ class Engine:
         if not rows:
             return
         some = [requests[row] for row in rows]
-        empty = torch.empty(0, dtype=torch.long, device=logits.device)
         chosen = choose(
             logits if len(rows) == len(requests) else logits[rows],
             [one.sampling for one in some],
             [
-                torch.tensor(one.prompt + one.tokens, device=logits.device) if one.sampling.penalizes else empty
+                torch.tensor(one.prompt + one.tokens, device=logits.device) if one.sampling.penalizes else NOT_READ
                 for one in some
             ],
             [len(one.prompt) for one in some],

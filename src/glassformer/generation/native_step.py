@@ -18,10 +18,12 @@ from functools import cache, partial
 from itertools import accumulate, repeat
 from operator import is_
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as every_module
+from torch.utils.hooks import RemovableHandle
 
 from glassformer.errors import WorkError
 from glassformer.machine import native
@@ -29,7 +31,9 @@ from glassformer.model import Inputs, Model, locate
 from glassformer.parts import few_rows
 from glassformer.parts.core.running import thread
 from glassformer.parts.core.site import Site
+from glassformer.parts.embedding import Embedding
 from glassformer.parts.ffn import Glu, Mlp
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.head import Head
 from glassformer.parts.linear import Linear
 from glassformer.parts.mixer.attention import Attention
@@ -44,7 +48,7 @@ SOURCE = few_rows.SOURCE.with_name("native_step.cpp")
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """Dtype of weights or cache -> its number in `native_step.cpp`."""
 INT4, NONE = 3, 4
-NORM, ROUND, LINEAR, ADD, ACTIVATE, CAP, CLAMP, TURN, KEEP, ATTEND = range(10)
+NORM, ROUND, LINEAR, ADD, ACTIVATE, CAP, CLAMP, TURN, KEEP, ATTEND, EMBED = range(11)
 PHI = {"": 0, "relu": 1, "relu2": 2, "sigmoid": 3, "silu": 4, "gelu": 5, "gelu_tanh": 6}
 
 
@@ -134,12 +138,15 @@ class Program:
         self.inner = 0
         self.rounded: tuple[Any, ...] | None = None
         parts = [one for one in model.modules() if not isinstance(one, Site)]
-        named = [(held, name) for one in parts for held in (one._modules, one._parameters) for name in held]
+        kinds = ("_modules", "_parameters", "_buffers")
+        named = [(vars(one)[kind], name) for one in parts for kind in kinds for name in vars(one)[kind]]
         self._dicts, self._names = [held for held, _ in named], [name for _, name in named]
         self._values = [held[name] for held, name in named]
         self._children = [one._modules for one in parts]
         self._sizes = [len(held) for held in self._children]
         self._hooks = [held for one in model.modules() for held in (one._forward_hooks, one._forward_pre_hooks)]
+        self._hooks += [every_module._global_forward_hooks, every_module._global_forward_pre_hooks]
+        self._unhooked_at = -1
         self._own = [one.__dict__ for one in parts]
 
     def buffer(self, width: int) -> Symbol:
@@ -172,8 +179,15 @@ class Program:
 
     @property
     def intercepted(self) -> bool:
-        """True if a part has a hook, or a `forward` set on the module itself."""
-        return any(self._hooks) or any(map(dict.__contains__, self._own, repeat("forward")))
+        """True if a part has a hook, or a `forward` set on the module itself.
+
+        Torch numbers the hooks of all modules, so that hooks are looked for only after another was registered."""
+        number = RemovableHandle.next_id
+        if number != self._unhooked_at:
+            if any(self._hooks):
+                return True
+            self._unhooked_at = number
+        return any(map(dict.__contains__, self._own, repeat("forward")))
 
     @property
     def changed(self) -> bool:
@@ -383,6 +397,16 @@ def _turned(program: Program, rotary: Rotary, x: Symbol, heads: int, width: int)
     )
 
 
+def _embedding(program: Program, part: Embedding) -> Symbol:
+    """Writes the rows of the table for a step's tokens."""
+    more = (part.norm, part.position, part.segments, part.vocabulary)
+    if any(one is not None for one in more) or part.tied or part.reader is not None:
+        raise NoInstructions("an embedding of more than a token's row of a table")
+    size, width = part.weight.shape
+    scale = float(torch.tensor(part.scale, dtype=part.weight.dtype))  # rounded as the embedding rounds it
+    return program.write(EMBED, width, inner=size, outer=width, f=scale, **program.address(part.weight))
+
+
 def _head(program: Program, head: Head, x: Symbol, embedding: Any) -> Symbol:
     if head.pool is not None or head.transform is not None or head.vector or head.vocabulary is not None:
         raise NoInstructions("a head that transforms, pools, or is shared")
@@ -424,8 +448,9 @@ def _wired(program: Program, wiring: nn.Module, x: Symbol, mixer: Any, ffn: Any)
     return wired
 
 
-def written(model: Model) -> tuple[Program, Symbol, Symbol]:
-    """Returns the instructions of a model's decoding step, and the symbols of its input (the embedding) and its logits.
+def written(model: Model) -> tuple[Program, Symbol | None, Symbol]:
+    """Returns the instructions of a model's decoding step, the symbol of its input (the embedding; None if instructions
+    compute it), and the symbol of its logits.
 
     Raises NoInstructions for a model with a part without instructions."""
     if model.encoder is not None or model.context is not None or model.sequence is not None or not model.causal:
@@ -433,7 +458,13 @@ def written(model: Model) -> tuple[Program, Symbol, Symbol]:
     if model.embedding.reader is not None:
         raise NoInstructions("a model that reads images or vectors")
     program = Program(model)
-    begin = x = program.buffer(model.embedding.weight.shape[1])
+    begin: Symbol | None = None
+    try:
+        if type(model.embedding) is not Embedding:
+            raise NoInstructions(type(model.embedding).__name__)
+        x = _embedding(program, model.embedding)
+    except NoInstructions:
+        begin = x = program.buffer(model.embedding.weight.shape[1])
     layers: list[Any] = list(model.layers)
     for number, layer in enumerate(layers):
         mixer = partial(_write, program, layer.mixer, cache=number)
@@ -464,10 +495,25 @@ def _library() -> Any:
     assert library.size_of_instruction() == ctypes.sizeof(_Instruction)
     run = library.run_native_step
     run.argtypes = [
-        ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int64,
+        ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_int64,
     ]  # fmt: skip
     run.restype = ctypes.c_int32
+    library.largest.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 2]
+    library.largest.restype = None
     return library
+
+
+def largest(logits: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Returns (tokens, bad) for logits (b, v): the first largest logit of each row, as `logits.max(-1)` finds it with
+    NaN as the largest, and True if that logit is not finite, (b,) each. None for logits that C++ cannot read."""
+    if logits.dtype != torch.float32 or logits.device.type != "cpu" or logits.dim() != 2 or logits.stride(1) != 1:
+        return None
+    if not logits.shape[1] or torch.compiler.is_compiling() or (library := _library()) is None:
+        return None
+    rows, width = logits.shape
+    tokens, bad = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
+    library.largest(logits.data_ptr(), rows, width, logits.stride(0), tokens.data_ptr(), bad.data_ptr())
+    return tokens, bad
 
 
 def _readable(cells: Tensor) -> bool:
@@ -476,8 +522,46 @@ def _readable(cells: Tensor) -> bool:
 
 
 def _by_row(table: Tensor) -> Tensor:
-    """Returns a table of cos or sin, (1, 1, i, j) or (b, 1, 1, i, j), as (rows, i j) with 1 or b rows."""
+    """Returns a table of cos or sin, (s, 1, i, j) or (b, s, 1, i, j) with one of b and s equal to 1, as (n, i j)."""
     return table.reshape(-1, table.shape[-2] * table.shape[-1]).contiguous()
+
+
+class _Turns:
+    """Tables of cos and sin of a model's rotary encodings, with their addresses in `listed`: for the lengths of a text
+    below `most`, or for the rows of one pass if `most` is 0."""
+
+    def __init__(self, encodings: list[Rotary], pass_: Pass, most: int) -> None:
+        self.most, self._held = most, [[_by_row(one) for one in rotary.tables(pass_)] for rotary in encodings]
+        self.listed = (_Table * max(len(encodings), 1))()
+        for table, (cosine, sine) in zip(self.listed, self._held, strict=False):
+            table.cosine, table.sine, table.count = cosine.data_ptr(), sine.data_ptr(), 0 if most else len(cosine)
+
+
+class _Held(NamedTuple):
+    """Caches of a decode state as C++ reads them, and the layers that must know how many tokens were read."""
+
+    caches: Any
+    marked: list[State]
+
+
+def _found(state: ModelState) -> _Held | None:
+    """Returns the caches of a state; None for a state with another kind of memory or layout."""
+    rings = [None if one is None else one.ring for one in state.layers]
+    if None in rings:
+        return None
+    cells = [one for ring in rings for one in cast("tuple[Cells, Cells]", ring)]
+    if not all(_readable(one.values) for one in cells):
+        return None
+    found = (_Cache * len(rings))()
+    for mine, keys, values in zip(found, cells[::2], cells[1::2], strict=True):
+        (k, *k_scales), (v, *v_scales) = keys.tensors(), values.tensors()
+        mine.keys, mine.values, mine.slots = k.data_ptr(), v.data_ptr(), k.shape[2]
+        mine.key_stride, mine.value_stride, mine.code = k.stride(0), v.stride(0), CODES[k.dtype]
+        if k_scales:
+            mine.key_scales, mine.value_scales = k_scales[0].data_ptr(), v_scales[0].data_ptr()
+            mine.scale_stride = k_scales[0].stride(0)
+    marks = [one for one in cast("list[State]", state.layers) if type(one).mark is not State.mark]
+    return _Held(found, marks)
 
 
 class NativeStep:
@@ -490,64 +574,61 @@ class NativeStep:
         self.program, self.begin, self.logits = written(model)
         self.listed, self.width = self.program.finished()
         self.settled = model.settled
-        self._kept: weakref.WeakKeyDictionary[ModelState, tuple[list[Tensor], Any]] = weakref.WeakKeyDictionary()
+        self._turns: _Turns | None = None
+        self._kept: weakref.WeakKeyDictionary[ModelState, _Held | None] = weakref.WeakKeyDictionary()
 
     def serves(self, state: ModelState) -> bool:
         """Returns True if the instructions can read the caches of the state, and no part of the model has a hook."""
         if state.documents is not None or state.positions is not None or self.program.intercepted:
             return False
-        return self.caches(state) is not None
+        return self._held(state) is not None
 
-    def caches(self, state: ModelState) -> Any:
-        """Returns an array with the addresses of each layer's cache, kept until the state has other tensors; None for a
-        state with another kind of memory or layout."""
-        rings = [None if one is None else one.ring for one in state.layers]
-        if None in rings:
-            return None
-        cells = [one for ring in rings for one in cast("tuple[Cells, Cells]", ring)]
-        tensors = [tensor for one in cells for tensor in one.tensors()]
-        kept, found = self._kept.get(state, ((), None))
-        if len(kept) == len(tensors) and all(map(is_, kept, tensors)):
-            return found
-        if not all(_readable(one.values) for one in cells):
-            return None
-        found = (_Cache * len(rings))()
-        for mine, keys, values in zip(found, cells[::2], cells[1::2], strict=True):
-            (k, *k_scales), (v, *v_scales) = keys.tensors(), values.tensors()
-            mine.keys, mine.values, mine.slots = k.data_ptr(), v.data_ptr(), k.shape[2]
-            mine.key_stride, mine.value_stride, mine.code = k.stride(0), v.stride(0), CODES[k.dtype]
-            if k_scales:
-                mine.key_scales, mine.value_scales = k_scales[0].data_ptr(), v_scales[0].data_ptr()
-                mine.scale_stride = k_scales[0].stride(0)
-        self._kept[state] = tensors, found
-        return found
+    def _held(self, state: ModelState) -> _Held | None:
+        """Returns what `_found` does, once for a state, because a state keeps its tensors."""
+        if state not in self._kept:
+            self._kept[state] = _found(state)
+        return self._kept[state]
+
+    def _turned(self, longest: int, pass_: Pass | None) -> _Turns:
+        """Returns the tables of cos and sin for rows that have read at most `longest` tokens; if the frequencies change
+        with the length, those of the tokens of the pass."""
+        if self.settled is not None:
+            assert pass_ is not None
+            return _Turns(self.program.tables, pass_, 0)
+        if self._turns is None or longest >= self._turns.most:
+            most = 1 << max(longest, 255).bit_length()
+            self._turns = _Turns(self.program.tables, Pass(0, most), most)
+        return self._turns
 
     def __call__(self, model: Model, tokens: Tensor, state: ModelState) -> Tensor:
-        rows, start = len(tokens), state.length
-        pass_ = locate(model.embedding.places(tokens), Inputs(tokens, state))
-        x = model.embedding(tokens, pass_)
+        rows, start, pass_ = len(tokens), state.length, None
+        if self.begin is not None or self.settled is not None or start >= state.max_len:
+            pass_ = locate(model.embedding.places(tokens), Inputs(tokens, state))  # raises for a full state
         values = torch.empty(self.width * rows)
-        begin = self.begin.buffer
-        first = begin.offset * rows
-        values[first : first + rows * begin.width].view(rows, -1).copy_(x[:, 0])
-        lengths = state.lengths()
-        caches = self.caches(state)
-        for layer in cast("list[State]", state.layers):
-            layer.mark(start + 1)
-        made = [[_by_row(part) for part in rotary.tables(pass_)] for rotary in self.program.tables]
-        tables = (_Table * max(len(made), 1))()
-        for table, (cosine, sine) in zip(tables, made, strict=False):
-            table.cosine, table.sine, table.count = cosine.data_ptr(), sine.data_ptr(), len(cosine)
+        if self.begin is not None:
+            x, (first, width) = model.embedding(tokens, pass_), self._place(self.begin, rows)
+            values.as_strided((rows, width), (width, 1), first).copy_(x[:, 0])
+        lengths = [start] * rows if state.rows is None else state.rows.tolist()
+        ids = tokens if tokens.dtype == torch.int64 and tokens.is_contiguous() else tokens.long().contiguous()
+        held, turns = cast("_Held", self._held(state)), self._turned(max(lengths), pass_)
         failed = _library().run_native_step(
-            self.listed, len(self.listed), rows, values.data_ptr(), caches, tables, lengths.data_ptr(),
-            self.program.inner, torch.get_num_threads(),
+            self.listed, len(self.listed), rows, values.data_ptr(), held.caches, turns.listed,
+            (ctypes.c_int64 * rows)(*lengths), ids.data_ptr(), self.program.inner, torch.get_num_threads(),
         )  # fmt: skip
+        if failed == 3:
+            raise IndexError("a token is outside the vocabulary")
         if failed:
             raise MemoryError(f"a step of {rows} rows")
+        for layer in held.marked:
+            layer.mark(start + 1)
         state.advance(start + 1, 1)
-        made_at = self.logits.buffer
-        first = made_at.offset * rows
-        return values[first : first + rows * made_at.width].view(rows, -1)[:, : self.logits.width]
+        first, width = self._place(self.logits, rows)
+        return values.as_strided((rows, self.logits.width), (width, 1), first)
+
+    @staticmethod
+    def _place(symbol: Symbol, rows: int) -> tuple[int, int]:
+        """Returns the place of a symbol's first number in the memory of `rows` rows, and the distance of its rows."""
+        return symbol.buffer.offset * rows, symbol.buffer.width
 
 
 _steps: weakref.WeakKeyDictionary[Model, NativeStep | None] = weakref.WeakKeyDictionary()

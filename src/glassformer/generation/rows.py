@@ -160,7 +160,7 @@ def stream(
     if documents is not None:
         past = [row[ids == ids[-1]] for row, ids in zip(rows, documents, strict=True)]
     given = [len(row) for row in past]
-    token, ended = rows[0].new_empty(0), rows[0].new_zeros(b, dtype=torch.bool)
+    token, ended, samplings = rows[0].new_empty(0), [False] * b, [rule] * b
     ends = ends_of(model, stop_at_eos, eos_id)
     with at_rest(model):
         memory = None if source is None else encoded(model, source, source_documents)
@@ -178,17 +178,18 @@ def stream(
                 else:
                     logits = compiled(token[:, None], state) if compiled else decode(model, token[:, None], state)
                 logits = rules(logits, given, step, max_new_tokens, past, ends)
-                chosen = choose(logits, [rule] * b, past, given, generators, logprobs or 0, logprobs is not None)
-            if bool(chosen.bad.any()):
+                chosen = choose(logits, samplings, past, given, generators, logprobs or 0, logprobs is not None)
+            if any(chosen.bad.tolist()):
                 raise WorkError(f"the model's logits are not numbers after {s + step} tokens", code="diverged")
-            chosen = chosen.clone()  # an ordinary tensor, not one of inference mode
-            token = chosen.tokens
+            if logprobs is not None:
+                chosen = chosen.clone()
+            token = chosen.tokens.clone()  # an ordinary tensor, not one of inference mode
             if rule.penalizes or rules.reads_text:
                 past = [torch.cat([row, new]) for row, new in zip(past, token[:, None], strict=True)]
             if ends:
-                ended |= is_end(token, ends)
+                ended = [one or i in ends for one, i in zip(ended, token.tolist(), strict=True)]
             yield token if logprobs is None else chosen
-            if ends and bool(ended.all()):
+            if all(ended):
                 return
 
 
@@ -205,7 +206,7 @@ def ends_of(model: Model, stop_at_eos: bool, eos_id: int | Collection[int] | Non
     return frozenset(map(int, given)) if stop_at_eos else frozenset()
 
 
-def is_end(token: Int[Tensor, "b"], ends: Collection[int]) -> Bool[Tensor, "b"]:
+def is_end(token: Int[Tensor, "*b"], ends: Collection[int]) -> Bool[Tensor, "*b"]:
     return torch.isin(token, torch.tensor(sorted(ends), dtype=token.dtype, device=token.device))
 
 
@@ -271,12 +272,13 @@ def generate(
         )  # fmt: skip
     refuse_text(model, tokens)
     ends = ends_of(model, stop_at_eos, eos_id)
-    new: list[Tensor] = []
-    for token in stream(
+    new = stream(
         model, tokens, max_new_tokens, temperature, top_k, seed, stop_at_eos=stop_at_eos, eos_id=eos_id, **more
-    ):
-        new.append(torch.where(is_end(new[-1], ends), new[-1], token) if new else token)
-    added = torch.stack(new, dim=1)
+    )
+    added = torch.stack(list(new), dim=1)
+    goes_on = is_end(added, ends).cumsum(1) == 0
+    end = goes_on.sum(1, keepdim=True).clamp(max=added.shape[1] - 1)
+    added = torch.where(goes_on, added, added.gather(1, end))
     if isinstance(tokens, Tensor):
         return torch.cat([tokens, added], dim=1)
     return [_joined(row, ids, ends) for row, ids in zip(tokens, added.tolist(), strict=True)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from glassformer.errors import RequestError
+from glassformer.generation.native_step import largest
 from glassformer.machine.threads import at_most
 from glassformer.options import Bounds, LogitsProcessor, SamplingOptions
 from glassformer.parts.core.base import Value
@@ -290,11 +291,9 @@ class Sampled:
     top_logprobs: Float[Tensor, "b k"] | None = None
 
     def clone(self) -> Sampled:
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        return Sampled(**{name: tensor.clone() for name, tensor in given.items() if tensor is not None})
+        return Sampled(**{name: one.clone() for name, one in vars(self).items() if one is not None})
 
 
-@at_most(1)
 def choose(
     logits: Float[Tensor, "b v"],
     samplings: Sequence[Sampling],
@@ -311,6 +310,24 @@ def choose(
     `generators` if it has a temperature (None for torch's generator). `top` is the number of most likely tokens whose
     log-probabilities are returned too. `masks` has the allowed tokens of each row, None for all; log-probabilities are
     those of the model without a mask. One thread computes, because rows are too short to share."""
+    more = bool(top) or logprobs or any(mask is not None for mask in masks)
+    if not more and all(one.plain for one in samplings) and (found := largest(logits)) is not None:
+        return Sampled(*found)
+    return _choose(logits, samplings, histories, generated_from, generators, top, logprobs, masks)
+
+
+@at_most(1)
+def _choose(
+    logits: Float[Tensor, "b v"],
+    samplings: Sequence[Sampling],
+    histories: Sequence[Int[Tensor, "_"]],
+    generated_from: Sequence[int],
+    generators: Sequence[torch.Generator | None],
+    top: int,
+    logprobs: bool,
+    masks: Sequence[Bool[Tensor, "v"] | None],
+) -> Sampled:
+    """Returns what `choose` does, by torch's operations."""
     free = logits
     if any(mask is not None for mask in masks):
         logits = torch.stack(

@@ -120,7 +120,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Decodes) -> None:
         self._decode = tokenizer.decode
-        self._byte_ids = _byte_ids(tokenizer)
+        self._byte_ids, self._silent = _byte_ids(tokenizer), _silent(tokenizer)
         self._window: list[int] = []  # latest tokens that have text
         self._shown = 0  # characters of the window's text that were shown
 
@@ -128,7 +128,10 @@ class Detokenizer:
         """Decodes the next token; returns the text that it completes, "" within a character or a run of byte tokens.
 
         Raises RequestError for an id outside the vocabulary."""
-        if not self._decode([token, token]):  # no text; twice, because a leading space is left out
+        silent = self._silent.get(token)
+        if silent is None:  # twice, because a leading space is left out
+            silent = self._silent[token] = not self._decode([token, token])
+        if silent:
             return ""
         self._window.append(token)
         if token in self._byte_ids:
@@ -223,3 +226,9 @@ def _byte_ids(tokenizer: Decodes) -> frozenset[int]:
     ids: dict[str, int] = getattr(tokenizer, "ids", dict)()
     names = [f"<0x{byte:02X}>" for byte in range(256)]
     return frozenset(ids[name] for name in names if name in ids and tokenizer.decode([ids[name]]) != name)
+
+
+@lru_cache(maxsize=2)
+def _silent(tokenizer: Decodes) -> dict[int, bool]:
+    """Returns a memory of the ids that were decoded: id -> True if it has no text."""
+    return {}

@@ -23,7 +23,7 @@ using few_rows::Rounded;
 using few_rows::soon;
 using few_rows::sum;
 
-enum Kind : int32_t { NORM, ROUND, LINEAR, ADD, ACTIVATE, CAP, CLAMP, TURN, KEEP, ATTEND };
+enum Kind : int32_t { NORM, ROUND, LINEAR, ADD, ACTIVATE, CAP, CLAMP, TURN, KEEP, ATTEND, EMBED };
 enum Code : int32_t { FP32, BF16, INT8, INT4, NONE };  // how numbers are kept
 enum Phi : int32_t { SAME, RELU, RELU2, SIGMOID, SILU, GELU, GELU_TANH };
 
@@ -47,7 +47,7 @@ struct Cache {  // keys and values (b, g, slots, h), with scales (b, g, slots) b
     int32_t code, unused;
 };
 
-struct Table {  // cos and +-sin (rows or 1, r) of turned pairs
+struct Table {  // cos and +-sin (n, r) of turned pairs, for the rows of a step or, with n = 0, for lengths 0, 1, ...
     const float *cosine, *sine;
     int64_t rows;
 };
@@ -184,7 +184,7 @@ struct Step {
     float* values;
     const Cache* caches;
     const Table* tables;
-    const int64_t* lengths;
+    const int64_t *lengths, *tokens;
     int64_t rows;
     Rounded* in;
     std::vector<float>* scores;
@@ -314,13 +314,25 @@ struct Step {
         const int64_t r = op.turned, half = r / 2;
         for (int64_t k = mine.first; k < mine.end; ++k) {
             float* x = row(op.a, k / op.heads) + (k % op.heads) * op.width;
-            const int64_t at = table.rows == 1 ? 0 : k / op.heads * r;
+            const int64_t at = (table.rows == 0 ? lengths[k / op.heads] : table.rows == 1 ? 0 : k / op.heads) * r;
             const float *cosine = table.cosine + at, *sine = table.sine + at;
             for (int64_t i = 0; i < half; ++i) {
                 const int64_t one = op.interleaved ? 2 * i : i, other = op.interleaved ? 2 * i + 1 : i + half;
                 const float a = x[one], b = x[other];
                 x[one] = a * cosine[one] + b * sine[one];
                 x[other] = b * cosine[other] + a * sine[other];
+            }
+        }
+    }
+
+    void embed(const Instruction& op, int64_t me, int64_t of) const {
+        const Range mine = share(rows, me, of);
+        for (int64_t r = mine.first; r < mine.end; ++r) {
+            float* y = row(op.out, r);
+            const int64_t first = tokens[r] * op.outer;
+            for (int64_t i = 0; i < op.outer; ++i) {
+                y[i] = parameter(op.weight, op.code, first + i) * op.f;
+                if (op.code == BF16 && op.f != 1) y[i] = from_bf16(to_bf16(y[i]));
             }
         }
     }
@@ -432,6 +444,7 @@ struct Step {
             case TURN: return turn(op, me, of);
             case KEEP: return keep(op, me, of);
             case ATTEND: return attend(op, me, of);
+            case EMBED: return embed(op, me, of);
         }
     }
 };
@@ -441,21 +454,22 @@ struct Step {
 extern "C" {
 int64_t size_of_instruction() { return sizeof(native_step::Instruction); }
 
-// 0; 1 without memory, 2 for a row of negative length. `inner`: the largest of rounded rows; 0 if none is.
+// 0; 1 without memory, 2 for a row of negative length, 3 for a token without an embedding. `inner`: the largest of rounded rows; 0 if none is.
 int32_t run_native_step(
     const native_step::Instruction* list, int64_t count, int64_t rows, float* values, const native_step::Cache* caches,
-    const native_step::Table* tables, const int64_t* lengths, int64_t inner, int64_t threads
+    const native_step::Table* tables, const int64_t* lengths, const int64_t* tokens, int64_t inner, int64_t threads
 ) {
     int64_t longest = 0;
     for (int64_t r = 0; r < rows; ++r) {
         if (lengths[r] < 0) return 2;
         longest = std::max(longest, lengths[r]);
+        if (list[0].kind == native_step::EMBED && (tokens[r] < 0 || tokens[r] >= list[0].inner)) return 3;
     }
     try {
         few_rows::Rounded in(rows, inner, true);
         in.q.reset(new int16_t[rows * inner]);
         std::vector<std::vector<float>> scores(threads, std::vector<float>(longest + 1));
-        const native_step::Step step{values, caches, tables, lengths, rows, &in, scores.data()};
+        const native_step::Step step{values, caches, tables, lengths, tokens, rows, &in, scores.data()};
 #pragma omp parallel num_threads(threads)
         {
             const int64_t me = omp_get_thread_num(), of = omp_get_num_threads();
@@ -468,5 +482,26 @@ int32_t run_native_step(
         return 1;
     }
     return 0;
+}
+
+// The first of the largest of `width` numbers of each row, or its first NaN; `bad` unless that number is finite.
+void largest(const float* x, int64_t rows, int64_t width, int64_t stride, int64_t* tokens, uint8_t* bad) {
+    constexpr int64_t LANES = 32;
+    for (int64_t r = 0; r < rows; ++r, x += stride) {
+        float each[LANES], most = -INFINITY;
+        int32_t odd[LANES] = {}, any = 0;
+        std::fill(each, each + LANES, -INFINITY);
+        const int64_t whole = width - width % LANES;
+        for (int64_t i = 0; i < whole; i += LANES)
+            for (int64_t j = 0; j < LANES; ++j) {
+                const float y = x[i + j];
+                each[j] = y > each[j] ? y : each[j], odd[j] |= y != y;
+            }
+        for (int64_t j = 0; j < LANES; ++j) most = std::max(most, each[j]), any |= odd[j];
+        for (int64_t i = whole; i < width; ++i) most = x[i] > most ? x[i] : most, any |= x[i] != x[i];
+        int64_t at = 0;
+        while (any ? x[at] == x[at] : x[at] != most) ++at;
+        tokens[r] = at, bad[r] = !std::isfinite(x[at]);
+    }
 }
 }

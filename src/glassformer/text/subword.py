@@ -169,7 +169,8 @@ class FileTokenizer(Tokenizer):
         return [np.array(encoding.ids, dtype=np.int32) for encoding in whole]
 
     def decode(self, ids: Any, *, keep_specials: bool = False) -> str:
-        known = self._known(ids).tolist()
+        short = isinstance(ids, list) and len(ids) < 64 and all(type(i) is int and i >= 0 for i in ids)
+        known = [i for i in ids if i < self.vocab_size] if short else self._known(ids).tolist()
         with self._working():
             return self._library.decode(known, skip_special_tokens=not keep_specials)
 
