@@ -34,6 +34,9 @@ from glassformer.parts.precision import traced
 SOURCE = Path(__file__).with_suffix(".cpp")
 BLOCK = 64
 """Number of rows whose gradients of a norm's weight are summed before those of other rows; `ROWS` in the C++."""
+LONGEST = 4096
+"""Largest number of keys of attention: beyond, scores of a block of queries leave the cache, and torch's kernel is
+faster."""
 PLAIN = (Tensor, nn.Parameter)
 """Types of tensors whose addresses hold their values."""
 
@@ -213,8 +216,10 @@ class _Attend(torch.autograd.Function):
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor | None:
     """Returns z (b, s, n, hv) of q (b, s, n, h), k (b, t, g, h) and v (b, t, g, hv), g dividing n, with a gradient.
-    `causal`, for s = t: query i sees the keys 0 .. i; otherwise all."""
-    if not torch.is_grad_enabled() or not all(x.numel() for x in (q, k, v)) or _serving(q, k, v) is None:
+    `causal`, for s = t: query i sees the keys 0 .. i; otherwise all. Torch computes with more than LONGEST keys."""
+    if not torch.is_grad_enabled() or k.shape[1] > LONGEST or not all(x.numel() for x in (q, k, v)):
+        return None
+    if _serving(q, k, v) is None:
         return None
     return _Attend.apply(q, k, v, causal, scale)
 
