@@ -437,6 +437,7 @@ def test_given_tokens_of_an_evaluation_are_obeyed_also_with_the_recipe_s_default
 
 
 def test_arms_with_equal_flops_are_measured_on_one_number_of_held_out_tokens():
-    design = gf.Design.of(["llama@1m", "gpt2@1m"], data="python-docs", tokens=50_000, match="flops")
+    budget: dict[str, Any] = {"tokens": 50_000, "match": "flops"}
+    design = gf.Design.of(["llama@1m", "gpt2@1m"], data="python-docs", **budget)
     plans = design.plans({name: preset(name) for name in ("llama@1m", "gpt2@1m")}, vocab_size=256)
     assert {plan.evaluation_tokens for plan in plans.values()} == {4096}

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 from glassformer.config import MAX_LAYERS
 from glassformer.errors import Code, RequestError, shown
 
+LARGEST = 1 << 40
+"""Largest whole number of a config, which no published model comes near"""
 T = TypeVar("T")
 _REQUIRED: Any = object()
 
@@ -84,6 +86,8 @@ class Fields:
         value = self._typed(name, default, (int,), "expected a positive whole number")
         if value is not None and value < 1:
             raise self.refuse(name, value, "expected a positive whole number", "range")
+        if value is not None and value > LARGEST:
+            raise self.refuse(name, value, f"expected at most {LARGEST:,}", "range")
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> Any:

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from glassformer.errors import WorkError
 from glassformer.machine import native
-from glassformer.parts import few_rows
 from glassformer.parts.precision import traced
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -60,8 +59,8 @@ class _Attention(ctypes.Structure):
 @cache
 def _library() -> Any:
     """Returns the compiled C++; None if this machine has no suitable instructions or no compiler."""
-    name = "" if native.compiler() is None else few_rows.kernel()
-    if not name:
+    name = native.kernel()
+    if name == native.NONE or native.compiler() is None:
         return None
     try:
         found = native.shared_object(SOURCE, name)
