@@ -85,7 +85,7 @@ def measure(
         All sides are asked to use AVX2 only, to play a plain machine (generate).
     only
         Measure only the rows or tasks whose names start with one of these, separated by commas (mixers, neighbours,
-        claims). Rows that the first two measured into --out earlier are kept.
+        claims), or the sides of these names (generate). Rows that the first two measured into --out earlier are kept.
     out
         Markdown file to write the table to, with machine and date.
     """
@@ -116,6 +116,7 @@ def measure(
     if out:
         here = result["machine"]
         call = f"{name} --rounds {rounds}{' --quick' if quick else ''}{' --plain' if plain else ''}"
+        call += f' --only "{only}"' if only else ""
         where = f"{date.today()}, {here['processor']}, {here['cores']} cores, torch {here['torch']}"
         head = f"# {name}\n\n{benchmark.__doc__}\n\n`python -m benchmarks {call}`: {where}.\n\n"
         replace_text(Path(out), head + result["table"].rstrip() + "\n")

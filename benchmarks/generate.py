@@ -43,7 +43,7 @@ from benchmarks.peers import generating
 from benchmarks.peers.generating import answering, timed
 from glassformer import machine
 from glassformer.conversion import locate
-from glassformer.errors import WorkError
+from glassformer.errors import RequestError, WorkError
 from glassformer.generation import CompiledStep, prefill, stream
 from glassformer.generation.engine import Engine
 from glassformer.generation.speculate import PromptLookup, speculate
@@ -76,7 +76,7 @@ ELSEWHERE = {
     for weights in ("Q4_1", "q8_0")
 }
 """Side -> environment variable that names an interpreter with its package."""
-PEERS = dict.fromkeys((HF, LLAMA, LLAMA8, *ELSEWHERE), ("decode", "prefill", "eight")) | {HF32: ("decode",)}
+PEERS = dict.fromkeys((HF, LLAMA, LLAMA8, *ELSEWHERE), ("decode", "prefill", "eight")) | {HF32: ("decode", "prefill")}
 AGAINST = (HF, HF32, LLAMA, LLAMA8)
 """Peers that have a column of ratios."""
 SIDES = {**EAGER, **COMPILED, **PEERS}
@@ -282,10 +282,11 @@ def started(side: str, folder: str, threads: int, environment: Mapping[str, str]
 
 
 def run(
-    rounds: int = 5, threads: int | None = None, quiet: bool = False, quick: bool = False, plain: bool = False
-) -> dict[str, Any]:
+    rounds: int = 5, threads: int | None = None, quiet: bool = False, quick: bool = False, plain: bool = False,
+    only: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Measures all tasks; returns medians over `rounds`. If `quick`, only checks that the benchmark runs: cold, fewer
-    tokens and sides, nothing compiled. If `plain`, all sides are asked to use AVX2 only."""
+    tokens and sides, nothing compiled. If `plain`, all sides are asked to use AVX2 only. `only`: names of sides."""
     how = machine.settings("cpu", threads=threads or 2)
     machine.apply(how)
 
@@ -294,7 +295,12 @@ def run(
             print(line, file=sys.stderr, flush=True)
 
     new, length = (8, 64) if quick else (100, 1024)
-    sides = {side: tasks for side, tasks in SIDES.items() if not quick or side in QUICK}
+    named = list(SIDES) if only is None else [side.strip() for side in only.split(",")]
+    if unknown := [side for side in named if side not in SIDES]:
+        raise RequestError(
+            code="unknown", field="only", value=unknown[0], expected="names of sides: " + ", ".join(SIDES)
+        )
+    sides = {side: tasks for side, tasks in SIDES.items() if (not quick or side in QUICK) and side in named}
     skipped = {side: f"{variable} is not set" for side, variable in ELSEWHERE.items() if not os.environ.get(variable)}
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     bandwidths, workers = [], dict[str, Worker]()
@@ -343,7 +349,7 @@ def run(
         "decode": decoded(found["decode"], len(calls["decode"][1]["prompt"]), new, tokenizer.decode),
         "prefill": rated({side: length / median(runs) for side, runs in found["prefill"].items()}),
         "eight": rated({side: len(STREAMS) * new / median(runs) for side, runs in found["eight"].items()}),
-        "speculation": {task: speculated(found[task], new) for task in ("copying", "free")},
+        "speculation": {task: speculated(found.get(task, {}), new) for task in ("copying", "free")},
     }  # fmt: skip
     for side, row in result["decode"].items():
         if weights := workers[side].facts.get("weights"):

@@ -88,7 +88,8 @@ def _serving(*tensors: Tensor) -> Any:
     for x in tensors:
         if x.dtype != torch.float32 or type(x) not in PLAIN or not x.is_cpu:
             return None
-    if traced() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    if traced() or modes or torch._C._functorch.peek_interpreter_stack() is not None:
         return None
     return _library()
 
@@ -192,7 +193,9 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         (b, s, n, h), (t, g), width = q.shape, k.shape[1:3], v.shape[-1]
-        z, log_z = q.new_empty(b, s, n, width), q.new_empty(b, n, s)
+        by_head = q.stride(1) < q.stride(2)  # z is laid out as q, as costs count it
+        z = q.new_empty(b, n, s, width).transpose(1, 2) if by_head else q.new_empty(b, s, n, width)
+        log_z = q.new_empty(b, n, s)
         ctx.sizes = b, n, g, s, t, h, width, causal, scale
         views = [_view(x) for x in (q, k, v, z)]
         if _library().attend(ctypes.byref(_Attention(*ctx.sizes)), *map(ctypes.byref, views), _at(log_z)):
