@@ -195,7 +195,8 @@ class Table(nn.Module):
     """A model whose logits depend on the last token and on its place."""
 
     writes, takes_prefix, vocab_size, device, dtype = True, False, SMALL, torch.device("cpu"), torch.float32
-    settled = None
+    settled = encoder = context = sequence = None
+    causal = False  # so it has no native step
 
     def __init__(self, seed: int):
         super().__init__()

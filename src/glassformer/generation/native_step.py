@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 from torch.utils.hooks import RemovableHandle
 
-from glassformer.errors import WorkError
 from glassformer.machine import native
 from glassformer.model import Inputs, Model, locate
 from glassformer.parts import few_rows
@@ -486,10 +484,8 @@ def _library() -> Any:
     name = few_rows.kernel()
     if not name:
         return None
-    try:
-        library = native.shared_object(SOURCE, name)
-    except WorkError as problem:
-        warnings.warn(f"steps run one operation at a time: {problem}")
+    library = native.if_possible(SOURCE, name, "steps run one operation at a time")
+    if library is None:
         return None
     library.size_of_instruction.restype = ctypes.c_int64
     assert library.size_of_instruction() == ctypes.sizeof(_Instruction)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.sampling import Sampling, choose, draw, row_generator, warp
-from glassformer.generation.steps import check_state, check_tokens, new_state, prefill, same_bits
+from glassformer.generation.steps import check_state, check_tokens, decode, new_state, prefill, same_bits
 from glassformer.introspection import at_rest
 from glassformer.machine.threads import paced
 from glassformer.model import Model
@@ -221,7 +221,9 @@ class Speculation:
             most, self._resting = 0, max(self._resting - 1, 0)
         guess, drawn_from = self.proposer.propose(self.text, most) if most > 0 else NOTHING
         tokens = torch.tensor([unread + guess], device=self._device)
-        if len(unread) == 1:
+        if tokens.numel() == 1:
+            logits = decode(self.model, tokens, self.state)
+        elif len(unread) == 1:
             with paced(self.model, ("several", tokens.numel()), free=same_bits(self.model)):
                 logits = self.model(tokens, self.state)[0]
         else:

@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -128,3 +129,13 @@ def shared_object(source: Path, name: str) -> ctypes.CDLL:
     except OSError as problem:
         path.unlink(missing_ok=True)
         raise WorkError(f"{path.name} cannot be loaded: {problem}", code="damaged") from problem
+
+
+def if_possible(source: Path, name: str, otherwise: str) -> ctypes.CDLL | None:
+    """Returns the library of `shared_object`; None, with a warning that says what happens `otherwise`, if it cannot be
+    built or loaded."""
+    try:
+        return shared_object(source, name)
+    except WorkError as problem:
+        warnings.warn(f"{otherwise}: {problem}")
+        return None

@@ -18,7 +18,6 @@ other dtypes, for each model.
 from __future__ import annotations
 
 import ctypes
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glassformer.errors import WorkError
 from glassformer.machine import native
 from glassformer.parts.precision import traced
 
@@ -62,10 +60,8 @@ def _library() -> Any:
     name = native.kernel()
     if name == native.NONE or native.compiler() is None:
         return None
-    try:
-        found = native.shared_object(SOURCE, name)
-    except WorkError as problem:
-        warnings.warn(f"training in fp32 uses torch's slower loops: {problem}")
+    found = native.if_possible(SOURCE, name, "training in fp32 uses torch's slower loops")
+    if found is None:
         return None
     whole, real, at = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
     for function, arguments in {

@@ -13,14 +13,12 @@ any number of threads.
 from __future__ import annotations
 
 import ctypes
-import warnings
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from glassformer.errors import WorkError
 from glassformer.machine import native
 from glassformer.parts import few_rows
 from glassformer.parts.precision import slow_in_bf16, traced
@@ -37,11 +35,10 @@ def _call() -> Any:
     name = few_rows.kernel()
     if not name:
         return None
-    try:
-        call: Any = native.shared_object(SOURCE, name).product_of_many_rows
-    except WorkError as problem:
-        warnings.warn(f"prompts are read by torch's slower products: {problem}")
+    found = native.if_possible(SOURCE, name, "prompts are read by torch's slower products")
+    if found is None:
         return None
+    call: Any = found.product_of_many_rows
     call.argtypes, call.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 3, ctypes.c_int32
     return call
 
