@@ -84,8 +84,10 @@ def _serving(*tensors: Tensor) -> Any:
     for x in tensors:
         if x.dtype != torch.float32 or type(x) not in PLAIN or not x.is_cpu:
             return None
+    if traced():  # first: a compiler cannot trace the questions below
+        return None
     modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
-    if traced() or modes or torch._C._functorch.peek_interpreter_stack() is not None:
+    if modes or torch._C._functorch.peek_interpreter_stack() is not None:
         return None
     return _library()
 
