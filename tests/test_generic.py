@@ -997,7 +997,9 @@ if sys.argv[2] == "some":
     cases = [*PUBLISHED[:1], *EXPERTS[:1], *OUTSIDE[:1]]
 for case in cases:
     torch._dynamo.reset()
-    one = case.config() if case.layers else assign(case.config(), "layers", "1")
+    one = case.config()
+    if len(one.stack) == len(one.stack[0].blocks) == 1:
+        one = assign(one, "layers", "1")
     model, tokens = one.build(), draw(2, 9)
     try:
         run = torch.compile(model, fullgraph=True, backend="eager")
