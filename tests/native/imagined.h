@@ -7,7 +7,7 @@
 
 namespace imagined {
 
-inline __m256i bytes(__m256i sums, __m256i w, __m256i x) {
+[[gnu::noinline]] inline __m256i bytes(__m256i sums, __m256i w, __m256i x) {
     int32_t s[8];
     uint8_t a[32];
     int8_t b[32];
@@ -16,7 +16,7 @@ inline __m256i bytes(__m256i sums, __m256i w, __m256i x) {
     return _mm256_loadu_si256((const __m256i*)s);
 }
 
-inline __m256i pairs(__m256i sums, __m256i w, __m256i x) {
+[[gnu::noinline]] inline __m256i pairs(__m256i sums, __m256i w, __m256i x) {
     int32_t s[8];
     int16_t a[16], b[16];
     std::memcpy(s, &sums, 32), std::memcpy(a, &w, 32), std::memcpy(b, &x, 32);
@@ -34,9 +34,6 @@ struct Real {
 inline Whole loaded(const void* from) {
     const __m256i* halves = (const __m256i*)from;
     return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
-}
-inline Whole widened(__m256i x) {
-    return {_mm256_cvtepi8_epi16(_mm256_castsi256_si128(x)), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(x, 1))};
 }
 inline Real as_real(Whole a) { return {_mm256_castsi256_ps(a.one), _mm256_castsi256_ps(a.other)}; }
 inline Whole as_whole(Real a) { return {_mm256_castps_si256(a.one), _mm256_castps_si256(a.other)}; }
@@ -70,9 +67,10 @@ inline R both(F f, A a, More... more) {
 #define _mm512_fmadd_ps(a, b, c) IN_HALVES(Real, _mm256_fmadd_ps, a, b, c)
 #define _mm512_srli_epi16(a, n) imagined::both<imagined::Whole>([](__m256i x) { return _mm256_srli_epi16(x, n); }, a)
 #define _mm512_slli_epi32(a, n) imagined::both<imagined::Whole>([](__m256i x) { return _mm256_slli_epi32(x, n); }, a)
+#define _mm512_slli_epi16(a, n) imagined::both<imagined::Whole>([](__m256i x) { return _mm256_slli_epi16(x, n); }, a)
+#define _mm512_srai_epi16(a, n) imagined::both<imagined::Whole>([](__m256i x) { return _mm256_srai_epi16(x, n); }, a)
 #define _mm512_castsi512_ps imagined::as_real
 #define _mm512_castps_si512 imagined::as_whole
 #define _mm512_cvtepi32_ps imagined::real
-#define _mm512_cvtepi8_epi16 imagined::widened
 #define _mm512_castsi512_si256(a) (a).one
 #define _mm512_extracti64x4_epi64(a, n) (a).other

@@ -274,9 +274,8 @@ def _packed(program: Program, linear: Any, x: Symbol) -> Symbol:
         program.write(ROUND, 0, out=x, a=x, inner=inner, outer=x.width, both=halves)
         program.rounded = rounded
     program.inner = max(program.inner, inner)
-    rows = linear.packed.shape[0] * (few_rows.ROWS if halves else 1)
     made = program.write(
-        LINEAR, rows, a=x, inner=inner, outer=linear.rows, scales=program.address(linear.scales)["weight"],
+        LINEAR, len(linear.packed) * few_rows.ROWS, a=x, inner=inner, outer=linear.rows, scales=program.address(linear.scales)["weight"],
         **program.address(linear.packed, (torch.int8, torch.uint8)), **program.bias(linear.bias),
     )  # fmt: skip
     return made.part(0, linear.rows)

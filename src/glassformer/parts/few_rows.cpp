@@ -18,6 +18,8 @@
 #include <cstring>
 #include <memory>
 
+#include <omp.h>
+
 #ifndef WITH_VNNI
 #define WITH_VNNI 0  // 32 products and their sums are one instruction
 #endif
@@ -32,7 +34,7 @@ extern "C++" {
 namespace few_rows {
 
 constexpr int64_t GROUP = 32;  // values that share a step of x, and a scale and a middle of a 4-bit matrix
-constexpr int64_t BLOCK = 16;  // rows of a 4-bit matrix that lie together
+constexpr int64_t BLOCK = 16;  // rows of a matrix that lie together
 constexpr int64_t ROWS = 64;   // of x that meet a block of the matrix while it is in the cache
 constexpr int64_t AHEAD_4 = 2048, AHEAD_8 = 2048;  // bytes: asked for so early, memory gives twice as many a second
 constexpr float MOST = 127 * 256;
@@ -89,10 +91,11 @@ inline int32_t sum(__m256i a) {
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 
-// Rows of x: x ~ step_g q. Of 4 bits: q = 256 high + low, total_g the sum of the values, offset_g = 8 times that of q.
+// Rows of x: x ~ step_g q, q = 256 high + low; total_g is the sum of the values, offset_g 8 times that of q. Either q is
+// kept, of each four columns in the order 0, 2, 1, 3, or its halves are.
 struct Rounded {
     int64_t rows, inner, groups;
-    std::unique_ptr<int16_t[]> q;  // on ARM 32 bytes `high` and 32 bytes `low` of each group
+    std::unique_ptr<int16_t[]> q;
     std::unique_ptr<int8_t[]> high, low;
     std::unique_ptr<float[]> step, total;
     std::unique_ptr<int32_t[]> offset;
@@ -125,16 +128,16 @@ struct Rounded {
         for (int k = 0; k < 4; ++k) whole[k] = _mm256_cvtps_epi32(_mm256_mul_ps(part[k], over));
         const __m256i first = in_order(_mm256_packs_epi32(whole[0], whole[1]));
         const __m256i second = in_order(_mm256_packs_epi32(whole[2], whole[3]));
-        if (halves || WITH_NEON) {
+        if (halves) {
             const __m256i a = upper(first), b = upper(second), least = _mm256_set1_epi16(255);
             const __m256i c = _mm256_and_si256(first, least), d = _mm256_and_si256(second, least);
-            int8_t* upper_bytes = halves ? high.get() + GROUP * g : (int8_t*)(q.get() + GROUP * g);
-            int8_t* lower_bytes = halves ? low.get() + GROUP * g : upper_bytes + GROUP;
-            _mm256_storeu_si256((__m256i*)upper_bytes, in_order(_mm256_packs_epi16(a, b)));
-            _mm256_storeu_si256((__m256i*)lower_bytes, in_order(_mm256_packus_epi16(c, d)));
+            _mm256_storeu_si256((__m256i*)(high.get() + GROUP * g), in_order(_mm256_packs_epi16(a, b)));
+            _mm256_storeu_si256((__m256i*)(low.get() + GROUP * g), in_order(_mm256_packus_epi16(c, d)));
         } else {
-            _mm256_storeu_si256((__m256i*)(q.get() + GROUP * g), first);
-            _mm256_storeu_si256((__m256i*)(q.get() + GROUP * g + 16), second);
+#if !WITH_NEON
+            _mm256_storeu_si256((__m256i*)(q.get() + GROUP * g), even_first(first));
+            _mm256_storeu_si256((__m256i*)(q.get() + GROUP * g + 16), even_first(second));
+#endif
         }
         const __m256i one = _mm256_set1_epi16(1);
         offset[g] = 8 * sum(_mm256_add_epi32(_mm256_madd_epi16(first, one), _mm256_madd_epi16(second, one)));
@@ -142,6 +145,11 @@ struct Rounded {
         step[g] = end / MOST + 0 * sums;  // of what is no number, none
     }
 
+#if !WITH_NEON
+    static __m256i even_first(__m256i q) {
+        return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(q, 0xd8), 0xd8);
+    }
+#endif
     static __m256i in_order(__m256i packed) { return _mm256_permute4x64_epi64(packed, 0xd8); }
     // (q + 128) / 256, whole, without leaving 16 bits: the lower byte, read as a signed number, is what is left
     static __m256i upper(__m256i q) {
@@ -322,146 +330,301 @@ inline void block_of_4_bits(
 
 #endif
 
-// Rows first .. end-1 of x with one block; `out` is the width of y.
-template <typename Y>
-inline void rows_of_4_bits(
-    const Rounded& in, int64_t first, int64_t end, int64_t block, const void* packed, const uint16_t* scales, Y* y,
-    int64_t out
-) {
-    const uint8_t* w = (const uint8_t*)packed + block * BLOCK * in.inner / 2;
-    const uint16_t* s = scales + block * BLOCK * 2 * in.groups;
-    int64_t row = first;
-    for (; row + 4 <= end; row += 4) block_of_4_bits<4>(in, row, w, s, y + BLOCK * block, out);
-    for (; row < end; ++row) block_of_4_bits<1>(in, row, w, s, y + BLOCK * block, out);
-}
+#if WITH_NEON
+constexpr bool HALVES_8 = true;  // x of an 8-bit matrix is kept as its halves
 
-// packed (o/16, i/8, 16, 4): a byte holds column c (low) and c + 4 of eight. scales (o/16, groups, 16, 2) bf16: s and
-// z; w = (q - 8) s + z.
-inline void of_4_bits(
-    const uint16_t* x, const void* packed, const uint16_t* scales, uint16_t* y, int64_t rows, int64_t inner, int64_t out
-) {
-    const Rounded in(x, rows, inner, true);
-    for (int64_t first = 0; first < rows; first += ROWS) {
-        const int64_t end = std::min(first + ROWS, rows);
-#pragma omp parallel for schedule(static)
-        for (int64_t block = 0; block < out / BLOCK; ++block) rows_of_4_bits(in, first, end, block, packed, scales, y, out);
-    }
-}
-
-// A group of a row of x and one of a row of an 8-bit matrix, and sums of products: of k those of 2k, 2k + 1, 2k + 16
-// and 2k + 17.
-#if WITH_512
-using Group = __m512i;
-inline Group group_of_x(const int16_t* x) { return _mm512_loadu_si512(x); }
-inline Group group_of_w(const int8_t* w) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)w)); }
-inline __m256i dots(Group w, Group x) {
-    const __m512i halves = _mm512_dpwssd_epi32(_mm512_setzero_si512(), w, x);
-    return _mm256_add_epi32(_mm512_castsi512_si256(halves), upper_half(halves));
-}
-#elif WITH_NEON
-struct Group {
-    int8x16_t of[4];
-};
-inline void in_fours(const int8_t* x, int8x16_t* made) {  // 2k, 2k + 1, 2k + 16, 2k + 17 together
-    const int16x8_t one = (int16x8_t)vld1q_s8(x), other = (int16x8_t)vld1q_s8(x + 16);
-    made[0] = (int8x16_t)vzip1q_s16(one, other), made[1] = (int8x16_t)vzip2q_s16(one, other);
-}
-inline Group group_of_x(const int16_t* x) {
-    Group made;
-    in_fours((const int8_t*)x, made.of), in_fours((const int8_t*)x + GROUP, made.of + 2);
-    return made;
-}
-inline Group group_of_w(const int8_t* w) {
-    Group made;
-    in_fours(w, made.of);
-    return made;
-}
-inline __m128i dots(int8x16_t w, int8x16_t high, int8x16_t low) {
-    return vdotq_s32(vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), w, high), 8), w, low);
-}
-inline __m256i dots(const Group& w, const Group& x) {
-    return {dots(w.of[0], x.of[0], x.of[2]), dots(w.of[1], x.of[1], x.of[3])};
-}
-#else
-struct Group {
-    __m256i first, second;
-};
-inline Group group_of_x(const int16_t* x) {
-    return {_mm256_loadu_si256((const __m256i*)x), _mm256_loadu_si256((const __m256i*)(x + 16))};
-}
-inline Group group_of_w(const int8_t* w) {
-    return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)w)),
-            _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(w + 16)))};
-}
-inline __m256i dots(const Group& w, const Group& x) {
-    const __m256i sums = _mm256_madd_epi16(w.first, x.first);
-#if WITH_VNNI
-    return _mm256_dpwssd_avx_epi32(sums, w.second, x.second);
-#else
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(w.second, x.second));
-#endif
-}
-#endif
-
-// N rows of x from `row` on with M rows of the matrix.
-template <int N, int M, typename Y>
+// N rows of x from `row` on with one block of the matrix.
+template <int N, typename Y>
 inline void block_of_8_bits(
     const Rounded& in, int64_t row, const int8_t* w, const uint16_t* scales, Y* y, int64_t out
 ) {
-    __m256 sums[N][M];
-    for (int n = 0; n < N; ++n)
-        for (int m = 0; m < M; ++m) sums[n][m] = _mm256_setzero_ps();
-    const int16_t* x = in.q.get() + row * in.inner;
-    for (int64_t g = 0; g < in.groups; ++g) {
-        Group of_x[N];
+    __m256 sums[N][2];
+    for (int n = 0; n < N; ++n) sums[n][0] = sums[n][1] = _mm256_setzero_ps();
+    const int8_t *x_high = in.high.get() + row * in.inner, *x_low = in.low.get() + row * in.inner;
+    for (int64_t g = 0; g < in.groups; ++g, w += BLOCK * GROUP) {
+        for (int k = 0; k < 8; ++k) soon(w + AHEAD_8 + 64 * k);
+        for (int half = 0; half < 2; ++half) {
+            Dots dots[N];
 #pragma GCC unroll 4
-        for (int n = 0; n < N; ++n) of_x[n] = group_of_x(x + n * in.inner + GROUP * g);
+            for (int k = 0; k < 4; ++k) {
+                const __m256i a = _mm256_loadu_si256((const __m256i*)(w + 128 * k + 32 * half));
+                const __m256i b = _mm256_loadu_si256((const __m256i*)(w + 128 * k + 64 + 32 * half));
 #pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) {
-            const int8_t* here = w + m * in.inner + GROUP * g;
-            if (g % 2 == 0) soon(here + AHEAD_8);
-            const Group of_w = group_of_w(here);
-#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) {
+                    const int64_t at = n * in.inner + GROUP * g + 8 * k;
+                    dots[n].add(a, b, x_high + at, x_low + at);
+                }
+            }
             for (int n = 0; n < N; ++n) {
-                const __m256i dot = dots(of_w, of_x[n]);
                 const __m256 step = _mm256_set1_ps(in.step[(row + n) * in.groups + g]);
-                sums[n][m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), step, sums[n][m]);
+                sums[n][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[n].sums()), step, sums[n][half]);
             }
         }
     }
     for (int n = 0; n < N; ++n)
-        for (int m = 0; m < M; ++m) store(y + (row + n) * out + m, sum(sums[n][m]) * number(scales + m));
+        for (int half = 0; half < 2; ++half)
+            store(y + (row + n) * out + 8 * half, _mm256_mul_ps(sums[n][half], from_bf16(scales + 8 * half)));
+}
+#else
+constexpr bool HALVES_8 = false;
+
+// Registers of 32-bit numbers, as wide as the processor has them, and PARTS of them for a block's 16 rows.
+#if WITH_512
+using Wide = __m512i;
+using Reals = __m512;
+inline Wide nothing() { return _mm512_setzero_si512(); }
+inline Wide wide(const void* at) { return _mm512_loadu_si512(at); }
+inline Wide every(int32_t a) { return _mm512_set1_epi32(a); }
+inline Wide upper_bytes(Wide a) { return _mm512_srai_epi16(a, 8); }
+inline Wide lower_bytes(Wide a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }
+inline Reals reals(Wide a) { return _mm512_cvtepi32_ps(a); }
+inline Reals zeros() { return _mm512_setzero_ps(); }
+inline Reals every(float a) { return _mm512_set1_ps(a); }
+inline Reals times(Reals a, Reals b) { return _mm512_mul_ps(a, b); }
+inline Reals fused(Reals a, Reals b, Reals c) { return _mm512_fmadd_ps(a, b, c); }
+inline Reals lower_16(Wide a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
+inline Reals upper_16(Wide a) {
+    return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(0xffff0000)));
+}
+inline __m256 eight(Reals a, int64_t half) {
+    const __m512i both = _mm512_castps_si512(a);
+    return _mm256_castsi256_ps(half ? upper_half(both) : _mm512_castsi512_si256(both));
+}
+#else
+using Wide = __m256i;
+using Reals = __m256;
+inline Wide nothing() { return _mm256_setzero_si256(); }
+inline Wide wide(const void* at) { return _mm256_loadu_si256((const __m256i*)at); }
+inline Wide every(int32_t a) { return _mm256_set1_epi32(a); }
+inline Wide upper_bytes(Wide a) { return _mm256_srai_epi16(a, 8); }
+inline Wide lower_bytes(Wide a) { return _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8); }
+inline Reals reals(Wide a) { return _mm256_cvtepi32_ps(a); }
+inline Reals zeros() { return _mm256_setzero_ps(); }
+inline Reals every(float a) { return _mm256_set1_ps(a); }
+inline Reals times(Reals a, Reals b) { return _mm256_mul_ps(a, b); }
+inline Reals fused(Reals a, Reals b, Reals c) { return _mm256_fmadd_ps(a, b, c); }
+inline Reals lower_16(Wide a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a, 16)); }
+inline Reals upper_16(Wide a) {
+    return _mm256_castsi256_ps(_mm256_and_si256(a, _mm256_set1_epi32(0xffff0000)));
+}
+inline __m256 eight(Reals a, int64_t) { return a; }
+#endif
+constexpr int64_t LANES = sizeof(Wide) / 4, PARTS = BLOCK / LANES;
+
+// Two columns of a row of x for each lane, and sums of products with two of each row of the matrix, of 16 bits.
+inline Wide pair(const int16_t* x) { return every(together((const int8_t*)x)); }
+inline Wide add_pairs(Wide sums, Wide w, Wide x) {
+#if WITH_512
+    sums = _mm512_dpwssd_epi32(sums, w, x);
+#elif WITH_VNNI
+    sums = _mm256_dpwssd_avx_epi32(sums, w, x);
+#else
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(w, x));
+#endif
+#ifndef IMAGINED
+    asm("" : "+v"(sums));  // one after the other, each in the register of the one before
+#endif
+    return sums;
 }
 
-// Rows first .. end-1 of x with two rows of the matrix, which has `o`, or with its last one; `out` is the width of y.
 template <typename Y>
-inline void rows_of_8_bits(
-    const Rounded& in, int64_t first, int64_t end, int64_t pair, int64_t o, const void* packed, const uint16_t* scales,
-    Y* y, int64_t out
-) {
-    const int64_t at = 2 * pair;
-    const int8_t* w = (const int8_t*)packed + at * in.inner;
-    int64_t row = first;
-    if (at + 2 <= o) {
-        for (; row + 2 <= end; row += 2) block_of_8_bits<2, 2>(in, row, w, scales + at, y + at, out);
-        for (; row < end; ++row)  // one after the other, as they are stored: memory is read a third faster than in pairs
-            for (int64_t m = 0; m < 2; ++m)
-                block_of_8_bits<1, 1>(in, row, w + m * in.inner, scales + at + m, y + at + m, out);
-    } else {
-        for (; row < end; ++row) block_of_8_bits<1, 1>(in, row, w, scales + at, y + at, out);
+inline void store_all(Y* y, Reals sums, const uint16_t* scales) {
+    for (int64_t at = 0; at < LANES; at += 8) {
+        const __m256 some = eight(sums, at / 8);
+        store(y + at, scales ? _mm256_mul_ps(some, from_bf16(scales + at)) : some);
     }
 }
 
-// packed (o, i) int8, scales (o,) bf16; w = q s.
-inline void of_8_bits(
+// N rows of x from `row` on with one block of the matrix.
+template <int N, typename Y>
+inline void block_of_8_bits(
+    const Rounded& in, int64_t row, const int8_t* w, const uint16_t* scales, Y* y, int64_t out
+) {
+    Reals sums[N][PARTS];
+    for (int n = 0; n < N; ++n)
+        for (int64_t part = 0; part < PARTS; ++part) sums[n][part] = zeros();
+    const int16_t* x = in.q.get() + row * in.inner;
+    for (int64_t g = 0; g < in.groups; ++g, x += GROUP, w += BLOCK * GROUP) {
+        for (int k = 0; k < 8; ++k) soon(w + AHEAD_8 + 64 * k);
+        Wide dots[N][PARTS];
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n)
+            for (int64_t part = 0; part < PARTS; ++part) dots[n][part] = nothing();
+#pragma GCC unroll 8
+        for (int64_t k = 0; k < GROUP; k += 4)
+#pragma GCC unroll 2
+            for (int64_t part = 0; part < PARTS; ++part) {
+                const Wide four = wide(w + BLOCK * k + 4 * LANES * part);
+                const Wide even = lower_bytes(four), odd = upper_bytes(four);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) {
+                    dots[n][part] = add_pairs(dots[n][part], even, pair(x + n * in.inner + k));
+                    dots[n][part] = add_pairs(dots[n][part], odd, pair(x + n * in.inner + k + 2));
+                }
+            }
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) {
+            const Reals step = every(in.step[(row + n) * in.groups + g]);
+#pragma GCC unroll 2
+            for (int64_t part = 0; part < PARTS; ++part) sums[n][part] = fused(reals(dots[n][part]), step, sums[n][part]);
+        }
+    }
+    for (int n = 0; n < N; ++n)
+        for (int64_t part = 0; part < PARTS; ++part)
+            store_all(y + (row + n) * out + LANES * part, sums[n][part], scales + LANES * part);
+}
+
+// Tiles: N rows of x with two registers of rows of the matrix, which are widened to 16 bits once for many rows. The
+// same sums as those of blocks, in the same order.
+constexpr int64_t SIDE = 2 * LANES;  // rows of the matrix in a tile
+constexpr int TILE = 6;
+
+// Rows first .. first + SIDE of a 4-bit matrix, less 8, as (inner/2, SIDE, 2), of each four columns in the order 0, 2,
+// 1, 3; zeros for rows that it lacks.
+inline void widened_of_4_bits(const uint8_t* packed, int64_t first, int64_t o, int64_t inner, int16_t* made) {
+    const __m256i nibble = _mm256_set1_epi8(15), least = _mm256_set1_epi16(255), eights = _mm256_set1_epi16(8);
+    for (int64_t i = 0; i < inner; i += 8, made += 8 * SIDE)
+        for (int64_t at = 0; at < SIDE; at += 8) {
+            const int64_t row = first + at;
+            const uint8_t* w = packed + (row / BLOCK * inner + i) * BLOCK / 2 + row % BLOCK * 4;
+            const __m256i both = row < o ? _mm256_loadu_si256((const __m256i*)w) : _mm256_set1_epi8(-120);  // twice 8
+            const __m256i a = _mm256_and_si256(both, nibble), b = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+            const __m256i pairs[4] = {
+                _mm256_and_si256(a, least), _mm256_srli_epi16(a, 8), _mm256_and_si256(b, least), _mm256_srli_epi16(b, 8)};
+            for (int64_t k = 0; k < 4; ++k)
+                _mm256_storeu_si256((__m256i*)(made + (k * SIDE + at) * 2), _mm256_sub_epi16(pairs[k], eights));
+        }
+}
+
+// Likewise of an 8-bit matrix.
+inline void widened_of_8_bits(const int8_t* packed, int64_t first, int64_t o, int64_t inner, int16_t* made) {
+    for (int64_t i = 0; i < inner; i += 4, made += 4 * SIDE)
+        for (int64_t at = 0; at < SIDE; at += 8) {
+            const int64_t row = first + at;
+            const int8_t* w = packed + (row / BLOCK * inner + i) * BLOCK + row % BLOCK * 4;
+            const __m256i four = row < o ? _mm256_loadu_si256((const __m256i*)w) : _mm256_setzero_si256();
+            const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), odd = _mm256_srai_epi16(four, 8);
+            _mm256_storeu_si256((__m256i*)(made + at * 2), even);
+            _mm256_storeu_si256((__m256i*)(made + (SIDE + at) * 2), odd);
+        }
+}
+
+// N rows of x from `row` on with `filled` rows of the matrix, whose first scales are `scales`.
+template <int BITS, int N, typename Y>
+inline void tile(
+    const Rounded& in, int64_t row, const int16_t* w, const uint16_t* scales, Y* y, int64_t out, int64_t filled
+) {
+    const int64_t known = filled / LANES, next = LANES == BLOCK ? 2 * BLOCK * in.groups : 2 * LANES;  // of 4 bits
+    Reals sums[N][2];
+    for (int n = 0; n < N; ++n) sums[n][0] = sums[n][1] = zeros();
+    const int16_t* x = in.q.get() + row * in.inner;
+    for (int64_t g = 0; g < in.groups; ++g, x += GROUP) {
+        Wide dots[N][2];
+#pragma GCC unroll 6
+        for (int n = 0; n < N; ++n) dots[n][0] = dots[n][1] = nothing();
+#pragma GCC unroll 16
+        for (int64_t k = 0; k < GROUP; k += 2, w += 2 * SIDE) {
+            const Wide one = wide(w), other = wide(w + 2 * LANES);
+#pragma GCC unroll 6
+            for (int n = 0; n < N; ++n) {
+                const Wide two = pair(x + n * in.inner + k);
+                dots[n][0] = add_pairs(dots[n][0], one, two);
+                dots[n][1] = add_pairs(dots[n][1], other, two);
+            }
+        }
+#pragma GCC unroll 2
+        for (int64_t part = 0; part < 2; ++part) {
+            const Wide both = BITS == 4 && part < known ? wide(scales + 2 * BLOCK * g + next * part) : nothing();
+            const Reals s = lower_16(both), z = upper_16(both);
+#pragma GCC unroll 6
+            for (int n = 0; n < N; ++n) {
+                const int64_t at = (row + n) * in.groups + g;
+                const Reals dot = reals(dots[n][part]), step = every(in.step[at]);
+                if constexpr (BITS == 4)
+                    sums[n][part] = fused(s, times(dot, step), fused(z, every(in.total[at]), sums[n][part]));
+                else
+                    sums[n][part] = fused(dot, step, sums[n][part]);
+            }
+        }
+    }
+    for (int n = 0; n < N; ++n)
+        for (int64_t part = 0; part < known; ++part)
+            store_all(y + (row + n) * out + LANES * part, sums[n][part], BITS == 8 ? scales + LANES * part : nullptr);
+}
+
+template <int BITS, int N = TILE, typename Y>
+inline void tiles(
+    const Rounded& in, int64_t first, int64_t end, const int16_t* w, const uint16_t* scales, Y* y, int64_t out,
+    int64_t filled
+) {
+    for (; first + N <= end; first += N) tile<BITS, N>(in, first, w, scales, y, out, filled);
+    if constexpr (N > 1)
+        if (first < end) tiles<BITS, N - 1>(in, first, end, w, scales, y, out, filled);
+}
+#endif
+
+constexpr int64_t TOGETHER = 192;  // rows of x that meet a widened piece of the matrix before the next one does
+
+// How a product with a matrix of BITS bits is divided: into units of its rows, which any thread may compute.
+template <int BITS>
+struct Matrix {
+    const void* packed;
+    const uint16_t* scales;
+    int64_t inner, out;
+    // Rows of x from which on the matrix is widened for tiles.
+    static constexpr int64_t MANY = WITH_NEON ? INT64_MAX : BITS == 8 ? 16 : WITH_512 ? 64 : 32;
+
+    static bool halves(int64_t rows) { return rows < MANY && (BITS == 4 || HALVES_8); }
+#if WITH_NEON
+    static int64_t unit(int64_t) { return BLOCK; }
+#else
+    static int64_t unit(int64_t rows) { return rows < MANY ? BLOCK : SIDE; }
+#endif
+    static int64_t units(int64_t rows, int64_t out) { return (out + unit(rows) - 1) / unit(rows); }
+    static int64_t together(int64_t rows) { return rows < MANY ? ROWS : TOGETHER; }
+    static int64_t room(int64_t rows, int64_t inner) { return rows < MANY ? 0 : unit(rows) * inner; }
+
+    // Rows first .. end-1 of x with one unit; `width` is that of y, `room` numbers at `wide` are there to be used.
+    template <typename Y>
+    void product(const Rounded& in, int64_t first, int64_t end, int64_t at, Y* y, int64_t width, int16_t* wide) const {
+        const int64_t row = at * unit(in.rows);
+        const uint16_t* s = scales + (BITS == 4 ? 2 * in.groups : 1) * row;
+        y += row;
+#if !WITH_NEON
+        if (in.rows >= MANY) {
+            if constexpr (BITS == 4) widened_of_4_bits((const uint8_t*)packed, row, out, inner, wide);
+            else widened_of_8_bits((const int8_t*)packed, row, out, inner, wide);
+            return tiles<BITS>(in, first, end, wide, s, y, width, std::min(SIDE, out - row));
+        }
+#endif
+        const uint8_t* w = (const uint8_t*)packed + row * inner * BITS / 8;
+        for (; first + 4 <= end; first += 4) block<4>(in, first, w, s, y, width);
+        for (; first < end; ++first) block<1>(in, first, w, s, y, width);
+    }
+
+    template <int N, typename Y>
+    static void block(const Rounded& in, int64_t row, const uint8_t* w, const uint16_t* s, Y* y, int64_t width) {
+        if constexpr (BITS == 4) block_of_4_bits<N>(in, row, w, s, y, width);
+        else block_of_8_bits<N>(in, row, (const int8_t*)w, s, y, width);
+    }
+};
+
+// Of 4 bits: packed (o/16, i/8, 16, 4), a byte holds column c (low) and c + 4 of eight; scales (o/16, groups, 16, 2)
+// bf16, s and z; w = (q - 8) s + z. Of 8 bits: packed (o/16, i/4, 16, 4), scales (o,) bf16; w = q s.
+template <int BITS>
+inline void of_bits(
     const uint16_t* x, const void* packed, const uint16_t* scales, uint16_t* y, int64_t rows, int64_t inner, int64_t out
 ) {
-    const Rounded in(x, rows, inner, false);
-    const int64_t pairs = (out + 1) / 2;
-    for (int64_t first = 0; first < rows; first += ROWS) {
-        const int64_t end = std::min(first + ROWS, rows);
-#pragma omp parallel for schedule(static)
-        for (int64_t pair = 0; pair < pairs; ++pair) rows_of_8_bits(in, first, end, pair, out, packed, scales, y, out);
+    using Kind = Matrix<BITS>;
+    const Kind matrix{packed, scales, inner, out};
+    const Rounded in(x, rows, inner, Kind::halves(rows));
+    const int64_t threads = omp_get_max_threads(), room = Kind::room(rows, inner);
+    std::unique_ptr<int16_t[]> wide(new int16_t[threads * room]);
+    for (int64_t first = 0; first < rows; first += Kind::together(rows)) {
+        const int64_t end = std::min(first + Kind::together(rows), rows);
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (int64_t at = 0; at < Kind::units(rows, out); ++at)
+            matrix.product(in, first, end, at, y, out, wide.get() + omp_get_thread_num() * room);
     }
 }
 
@@ -469,15 +632,14 @@ inline void of_8_bits(
 using Product = void(const uint16_t*, const void*, const uint16_t*, uint16_t*, int64_t, int64_t, int64_t);
 
 inline AOTITorchError into(
-    Product product, AtenTensorHandle x, AtenTensorHandle packed, AtenTensorHandle scales, bool blocks,
-    AtenTensorHandle* made
+    Product product, AtenTensorHandle x, AtenTensorHandle packed, AtenTensorHandle scales, AtenTensorHandle* made
 ) {
     void *in, *w, *s, *y;
     int64_t shape[2] = {0, 0}, inner;
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_size(x, 0, &shape[0]));
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_size(x, 1, &inner));
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_size(packed, 0, &shape[1]));
-    if (blocks) shape[1] *= BLOCK;
+    shape[1] *= BLOCK;
     const int64_t strides[2] = {shape[1], 1};
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
         2, shape, strides, aoti_torch_dtype_bfloat16(), aoti_torch_device_type_cpu(), 0, made));
@@ -499,25 +661,25 @@ extern "C" {
 AOTITorchError aoti_torch_cpu_few_rows_of_4_bits(
     AtenTensorHandle x, AtenTensorHandle packed, AtenTensorHandle scales, AtenTensorHandle* made
 ) {
-    return few_rows::into(few_rows::of_4_bits, x, packed, scales, true, made);
+    return few_rows::into(few_rows::of_bits<4>, x, packed, scales, made);
 }
 
 AOTITorchError aoti_torch_cpu_few_rows_of_8_bits(
     AtenTensorHandle x, AtenTensorHandle packed, AtenTensorHandle scales, AtenTensorHandle* made
 ) {
-    return few_rows::into(few_rows::of_8_bits, x, packed, scales, false, made);
+    return few_rows::into(few_rows::of_bits<8>, x, packed, scales, made);
 }
 #else
 void few_rows_of_4_bits(
     const uint16_t* x, const void* packed, const uint16_t* scales, uint16_t* y, int64_t rows, int64_t inner, int64_t out
 ) {
-    few_rows::of_4_bits(x, packed, scales, y, rows, inner, out);
+    few_rows::of_bits<4>(x, packed, scales, y, rows, inner, out);
 }
 
 void few_rows_of_8_bits(
     const uint16_t* x, const void* packed, const uint16_t* scales, uint16_t* y, int64_t rows, int64_t inner, int64_t out
 ) {
-    few_rows::of_8_bits(x, packed, scales, y, rows, inner, out);
+    few_rows::of_bits<8>(x, packed, scales, y, rows, inner, out);
 }
 #endif
 }

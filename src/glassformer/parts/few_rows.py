@@ -9,7 +9,7 @@ each. Of each group g of 32 values of a row, x ~ step_g q_g with q in 16 bits, |
 where dots are sums of integers and sum(x_g) is a sum of unrounded values. This rounding of x changes y by less than
 rounding y to bf16 does. The result for a row has the same bits in any batch and with any number of threads.
 
-8 bits   packed (o, i) int8, scales (o,) bf16
+8 bits   packed (o/16, i/4, 16, 4) int8: 16 rows and 4 columns lie together; scales (o,) bf16
 4 bits   packed (o/16, i/8, 16, 4) uint8: of 16 rows and 8 columns, a byte holds columns c (low) and c + 4;
          scales (o/16, i/32, 16, 2) bf16: s and z
 """
@@ -34,7 +34,7 @@ GROUP = 32
 """Number g of values of a row of x that share one step; in a 4-bit matrix also of values that share a scale s and a
 middle z."""
 ROWS = 16
-"""Number of rows in one block of a packed 4-bit matrix."""
+"""Number of rows in one block of a packed matrix, of which o is a multiple."""
 MOST = 127 * 256
 """Largest absolute value of the 16-bit integers q to which x is rounded; the upper 8 bits of q are then in
 -127..127."""
@@ -87,18 +87,14 @@ def _right(bits: int, call: Call) -> bool:
         packed = torch.randint(256, (2, 2 * GROUP // 8, ROWS, 4), generator=draw, dtype=torch.uint8)
         scales = torch.rand(2, 2, ROWS, 2, generator=draw).bfloat16()
     else:
-        packed = torch.randint(-127, 128, (5, 2 * GROUP), generator=draw, dtype=torch.int8)
-        scales = torch.rand(5, generator=draw).bfloat16()
+        packed = torch.randint(-127, 128, (2, 2 * GROUP // 4, ROWS, 4), generator=draw, dtype=torch.int8)
+        scales = torch.rand(2 * ROWS, generator=draw).bfloat16()
     meant = DEFINITIONS[bits](x, packed, scales).float()
     return torch.allclose(_called(call, x, packed, scales).float(), meant, rtol=2**-7, atol=1e-2)
 
 
-def _rows(packed: Tensor) -> int:
-    return packed.shape[0] * (1 if packed.ndim == 2 else ROWS)
-
-
 def _called(call: Call, x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    x, o = x.contiguous(), _rows(packed)
+    x, o = x.contiguous(), len(packed) * ROWS
     n, i = x.shape
     y = x.new_empty(n, o)
     call(x.data_ptr(), packed.data_ptr(), scales.data_ptr(), y.data_ptr(), n, i, o)
@@ -107,8 +103,8 @@ def _called(call: Call, x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
 
 def product(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     """Returns y (n, o) bf16, the product of x (n, i) bf16 with a packed matrix of 4 or 8 bits. i must be a multiple of
-    `GROUP`, and in 4 bits o a multiple of `ROWS`."""
-    bits = 8 if packed.ndim == 2 else 4
+    `GROUP`."""
+    bits = 8 if packed.dtype == torch.int8 else 4
     if torch.compiler.is_compiling() or not kernel():
         op: Any = few_rows_of_4_bits if bits == 4 else few_rows_of_8_bits
         return op(x, packed, scales)
@@ -125,10 +121,10 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @library.custom_op("glassformer::few_rows_of_8_bits", mutates_args=(), schema=SCHEMA)
 def few_rows_of_8_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    """Operator: returns y (n, o) bf16, the product of x (n, i) bf16 with an 8-bit matrix: packed (o, i), scales
-    (o,)."""
+    """Operator: returns y (n, o) bf16, the product of x (n, i) bf16 with an 8-bit matrix: packed and scales as
+    the module's text shows them."""
     q, step = rounded(x)
-    w = packed.double().view(len(packed), -1, GROUP)
+    w = codes(packed, torch.float64).unflatten(1, (-1, GROUP))
     return (torch.einsum("ogk,ngk->ngo", w, q * step).sum(1) * scales.double()).bfloat16()
 
 
@@ -137,7 +133,7 @@ def few_rows_of_4_bits(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
     """Operator: returns y (n, o) bf16, the product of x (n, i) bf16 with a 4-bit matrix: packed and scales in blocks as
     the module's text shows them."""
     q, step = rounded(x)
-    w = codes(packed, torch.float64).view(_rows(packed), -1, GROUP)
+    w = codes(packed, torch.float64).unflatten(1, (-1, GROUP))
     s, z = (part.flatten(0, 1) for part in scales.double().transpose(1, 2).unbind(-1))
     dots = torch.einsum("ogk,ngk->nog", w, q * step)
     return (s * dots + z * x.double().unflatten(-1, (-1, GROUP)).sum(-1)[:, None]).sum(-1).bfloat16()
@@ -149,7 +145,7 @@ C++ instead."""
 
 
 def _shape(x: Tensor, packed: Tensor, scales: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], _rows(packed))
+    return x.new_empty(x.shape[0], len(packed) * ROWS)
 
 
 few_rows_of_4_bits.register_fake(_shape)
@@ -157,16 +153,20 @@ few_rows_of_8_bits.register_fake(_shape)
 
 
 def blocks(q: Tensor) -> Tensor:
-    """Returns the packed 4-bit matrix (o/16, i/8, 16, 4) of integers q (o, i) in 0..15; o must be a multiple of `ROWS`,
-    i of 8."""
-    low, high = q.view(-1, ROWS, q.shape[1] // 8, 2, 4).transpose(1, 2).unbind(3)
-    return (low | high << 4).to(torch.uint8).contiguous()
+    """Returns the packed matrix of integers q (o, i): in 8 bits (o/16, i/4, 16, 4) of int8, otherwise in 4 bits (o/16,
+    i/8, 16, 4) of integers in 0..15. o must be a multiple of `ROWS`, i of 8."""
+    fours = q.view(-1, ROWS, q.shape[1] // 4, 4).transpose(1, 2)
+    if q.dtype == torch.int8:
+        return fours.contiguous()
+    return (fours[:, ::2] | fours[:, 1::2] << 4).to(torch.uint8).contiguous()
 
 
 def codes(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the integers, minus 8, of a packed 4-bit matrix, which are in -8..7, as (o, i) in `dtype`."""
+    """Returns the integers of a packed matrix as (o, i) in `dtype`; those of a 4-bit matrix minus 8, in -8..7."""
+    if packed.dtype == torch.int8:
+        return packed.transpose(1, 2).reshape(len(packed) * ROWS, -1).to(dtype)
     both = torch.stack((packed & 15, packed >> 4), 3).transpose(1, 2)
-    return both.reshape(_rows(packed), -1).view(torch.int8).sub(8).to(dtype)
+    return both.reshape(len(packed) * ROWS, -1).view(torch.int8).sub(8).to(dtype)
 
 
 def shims() -> dict[Any, list[str]]:

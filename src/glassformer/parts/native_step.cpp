@@ -188,6 +188,8 @@ struct Step {
     int64_t rows;
     Rounded* in;
     std::vector<float>* scores;
+    int16_t* wide;  // of each thread, `room` numbers for the matrices of many rows
+    int64_t room;
 
     float* row(const Place& place, int64_t r) const {
         return values + place.offset * rows + r * place.stride + place.column;
@@ -246,7 +248,7 @@ struct Step {
             const float* x = row(op.a, k / groups) + first;
             float filled[few_rows::GROUP] = {};
             if (left < few_rows::GROUP) std::memcpy(filled, x, 4 * left), x = filled;
-            in->round(x, k, op.both);
+            in->round(x, k, op.both ? few_rows::Matrix<4>::halves(rows) : few_rows::Matrix<8>::halves(rows));
         }
     }
 
@@ -271,23 +273,23 @@ struct Step {
             }
     }
 
+    template <int BITS>
+    Range packed(const Instruction& op, int64_t me, int64_t of) const {
+        using Kind = few_rows::Matrix<BITS>;
+        const int64_t width = op.out.stride, out = (op.outer + few_rows::BLOCK - 1) / few_rows::BLOCK * few_rows::BLOCK;
+        const Kind matrix{op.weight, (const uint16_t*)op.scales, op.inner, out};
+        const Range units = share(Kind::units(rows, out), me, of);
+        int16_t* mine = wide + me * room;
+        for (int64_t first = 0; first < rows; first += Kind::together(rows))
+            for (int64_t at = units.first; at < units.end; ++at)
+                matrix.product(*in, first, std::min(first + Kind::together(rows), rows), at, row(op.out, 0), width, mine);
+        return {units.first * Kind::unit(rows), std::min(units.end * Kind::unit(rows), op.outer)};
+    }
+
     void linear(const Instruction& op, int64_t me, int64_t of) const {
         Range mine;
         if (op.code == INT4 || op.code == INT8) {
-            const int64_t together = op.code == INT4 ? few_rows::BLOCK : 2;
-            const Range units = share((op.outer + together - 1) / together, me, of);
-            float* y = row(op.out, 0);
-            for (int64_t first = 0; first < rows; first += few_rows::ROWS) {
-                const int64_t end = std::min(first + few_rows::ROWS, rows);
-                for (int64_t unit = units.first; unit < units.end; ++unit)
-                    if (op.code == INT4)
-                        few_rows::rows_of_4_bits(
-                            *in, first, end, unit, op.weight, (const uint16_t*)op.scales, y, op.out.stride);
-                    else
-                        few_rows::rows_of_8_bits(
-                            *in, first, end, unit, op.outer, op.weight, (const uint16_t*)op.scales, y, op.out.stride);
-            }
-            mine = {units.first * together, std::min(units.end * together, op.outer)};
+            mine = op.code == INT4 ? packed<4>(op, me, of) : packed<8>(op, me, of);
         } else {
             const Range units = share((op.outer + 15) / 16, me, of);
             mine = {units.first * 16, std::min(units.end * 16, op.outer)};
@@ -468,8 +470,10 @@ int32_t run_native_step(
     try {
         few_rows::Rounded in(rows, inner, true);
         in.q.reset(new int16_t[rows * inner]);
+        const int64_t room = std::max(few_rows::Matrix<4>::room(rows, inner), few_rows::Matrix<8>::room(rows, inner));
+        std::unique_ptr<int16_t[]> wide(new int16_t[threads * room]);
         std::vector<std::vector<float>> scores(threads, std::vector<float>(longest + 1));
-        const native_step::Step step{values, caches, tables, lengths, tokens, rows, &in, scores.data()};
+        const native_step::Step step{values, caches, tables, lengths, tokens, rows, &in, scores.data(), wide.get(), room};
 #pragma omp parallel num_threads(threads)
         {
             const int64_t me = omp_get_thread_num(), of = omp_get_num_threads();

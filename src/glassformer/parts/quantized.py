@@ -8,8 +8,9 @@ int4   w = (q - 8) s + z, q in 0..15: a scale and a middle for each group of 32 
 
 Weights are rounded to the nearest of these values, with s and z in bf16; matmuls run in bf16 and add up in fp32. A few
 tokens at a time are multiplied with the packed matrix of 8 or 4 bits: by the C++ of `few_rows.py` on processors for
-which it is compiled, otherwise by torch. For many tokens (a prompt) the matrix is unpacked, a piece at a time, for an
-ordinary matmul, unless the processor is slow in bf16 and has that C++. Packed weights cannot be trained.
+which it is compiled, otherwise by torch. For many tokens (a prompt) that C++ serves too, unless the processor has units
+for bf16; there, and without the C++, the matrix is unpacked, a piece at a time, for an ordinary matmul. Packed weights
+cannot be trained.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError
+from glassformer.machine.device import bf16_gain
 from glassformer.parts import few_rows
 from glassformer.parts.linear import Linear
 from glassformer.parts.memory import in_huge_pages
@@ -40,9 +42,9 @@ unpacked at once."""
 OF_SLOW_BF16 = 64
 """Largest number of rows that a processor that is slow in bf16 multiplies with a prepacked bf16 matrix; for more rows
 it computes in fp32."""
-OF_OUR_OWN = 64
-"""Largest number of rows that are multiplied with a packed matrix of 8 or 4 bits by the C++ of `few_rows.py`; for more
-rows the matrix is unpacked, if bf16 is fast."""
+OF_OUR_OWN, WITH_UNITS = 64, 3.0
+"""Largest number of rows that are multiplied with a packed matrix of 8 or 4 bits by the C++ of `few_rows.py` where
+bf16 matmuls are more than `WITH_UNITS` times faster than those in fp32; for more rows the matrix is unpacked there."""
 LARGE, CHUNK, ALIGNED = 1 << 23, 1 << 25, 64
 """Least number of values of a model whose matrices share memory; bytes of one piece of it; alignment in bytes."""
 TINY = 1e-30
@@ -102,8 +104,6 @@ class QuantizedLinear(Linear):
         raise NotImplementedError
 
     def product_of_many(self, x: Tensor) -> Tensor:
-        if self.own and self.slow:  # as fast as a product in fp32 with what would be unpacked
-            return self.product_of_few(x)
         dtype = torch.float32 if self.slow else x.dtype
         many, y = x.to(dtype), x.new_empty(x.shape[0], self.rows, dtype=dtype)
         for rows in _pieces(self.rows, self.in_features, 4 * PIECE):
@@ -211,32 +211,42 @@ class Bf16Linear(QuantizedLinear):
 
 
 class Int8Linear(QuantizedLinear):
-    """Linear layer whose W (o, i) is packed in 8 bits: packed (o, whole groups) int8, scales (o,)."""
+    """Linear layer whose W (o, i) is packed in 8 bits: packed (o, whole groups) int8, scales (o,).
+
+    For the C++ of `few_rows.py` the numbers are in the blocks that its text shows, of whole blocks of rows."""
 
     bits, few = 8, 16
 
     def __init__(self, weight: Tensor, bias: Tensor | None, outs: tuple[int, ...]):
+        self.own = own_product(weight.device.type)
         super().__init__(weight, bias, outs)
-        self.own = own_product(self.packed.device.type)
         if self.own:
-            self.few = OF_OUR_OWN
+            self.few = _of_our_own()
 
     def pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        o, i = weight.shape
-        packed = weight.new_zeros(o, i + self.missing, dtype=torch.int8)
-        scales = weight.new_empty(o, dtype=torch.bfloat16)
+        (o, i), packed = weight.shape, []
+        more = -o % few_rows.ROWS if self.own else 0
+        scales = weight.new_zeros(o + more, dtype=torch.bfloat16)
         for rows in _pieces(o, i, PIECE):
             w = weight[rows].float()
             scales[rows] = torch.maximum(w.amax(1), -w.amin(1)) / 127
-            packed[rows, :i] = (w / scales[rows, None].float().clamp(min=TINY)).round_().clamp_(-127, 127)
-        return packed, scales
+            q = (w / scales[rows, None].float().clamp(min=TINY)).round_().clamp_(-127, 127).to(torch.int8)
+            q = F.pad(q, (0, self.missing, 0, more if rows.stop == o else 0))
+            packed.append(few_rows.blocks(q) if self.own else q)
+        return torch.cat(packed), scales
 
     def unpacked(self, dtype: torch.dtype, rows: slice) -> Tensor:
-        return self.packed[rows, : self.in_features] * self.scales[rows, None].to(dtype)
+        if self.own:
+            blocks = slice(rows.start // few_rows.ROWS, -(-rows.stop // few_rows.ROWS))
+            q = few_rows.codes(self.packed[blocks], dtype)[: rows.stop - rows.start, : self.in_features]
+        else:
+            q = self.packed[rows, : self.in_features]
+        return q * self.scales[rows, None].to(dtype)
 
     def product(self, x: Tensor) -> Tensor:
         if self.own:
-            return few_rows.product(x, self.packed, self.scales)
+            y = few_rows.product(x, self.packed, self.scales)
+            return y if y.shape[1] == self.rows else y[:, : self.rows]
         return torch._weight_int8pack_mm(x, self.packed, self.scales)
 
 
@@ -252,7 +262,7 @@ class Int4Linear(QuantizedLinear):
         self.own = own_product(weight.device.type)
         super().__init__(weight, bias, outs)
         if self.own:
-            self.few = OF_OUR_OWN
+            self.few = _of_our_own()
         elif layout(self.packed.device.type) is None:
             self.few = sys.maxsize
 
@@ -309,6 +319,12 @@ class Int4Linear(QuantizedLinear):
 def own_product(device: str) -> bool:
     """Returns True if matrices of 8 and 4 bits are packed for the C++ of `few_rows.py` on this type of device."""
     return device == "cpu" and bool(few_rows.kernel())
+
+
+def _of_our_own() -> int:
+    """Returns the largest number of rows that are multiplied with a packed matrix by the C++ of `few_rows.py`: all,
+    unless the processor has units for bf16 (AMX)."""
+    return OF_OUR_OWN if bf16_gain() > WITH_UNITS else sys.maxsize
 
 
 def _pieces(rows: int, inner: int, values: int) -> Iterator[slice]:
