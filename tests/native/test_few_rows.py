@@ -29,6 +29,7 @@ SANITIZED = (
     "-g",
     "-std=c++17",
     "-ffp-contract=off",
+    "-fopenmp",
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
 )
@@ -248,8 +249,8 @@ def _home(function: Any) -> Any:
 @runs_avx2
 def test_a_wrong_product_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.SWITCH, "avx2")
-    monkeypatch.setattr(few_rows, "_called", lambda call, x, packed, scales: DEFINITIONS[8 if packed.dtype == torch.int8 else 4](
-        x, packed, scales * 2
-    ))  # fmt: skip
+    monkeypatch.setattr(few_rows, "_called", lambda call, x, packed, scales: 2 * DEFINITIONS[
+        8 if packed.dtype == torch.int8 else 4
+    ](x, packed, scales))  # fmt: skip
     with pytest.warns(UserWarning):
         assert few_rows.kernel.__wrapped__() == ""

@@ -275,7 +275,8 @@ def _packed(program: Program, linear: Any, x: Symbol) -> Symbol:
         program.rounded = rounded
     program.inner = max(program.inner, inner)
     made = program.write(
-        LINEAR, len(linear.packed) * few_rows.ROWS, a=x, inner=inner, outer=linear.rows, scales=program.address(linear.scales)["weight"],
+        LINEAR, len(linear.packed) * few_rows.ROWS, a=x, inner=inner, outer=linear.rows,
+        scales=program.address(linear.scales)["weight"],
         **program.address(linear.packed, (torch.int8, torch.uint8)), **program.bias(linear.bias),
     )  # fmt: skip
     return made.part(0, linear.rows)
