@@ -40,7 +40,7 @@ def test_machine_code_is_the_formulas_in_fp64(tmp_path: Path) -> None:
 @runs_avx2
 @pytest.mark.slow
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    check_against_the_twin(tmp_path, (*SANITIZED, "-fopenmp", *AS_AVX2), 60, SOURCE)
+    check_against_the_twin(tmp_path, (*SANITIZED, *AS_AVX2), 60, SOURCE)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -29,7 +29,7 @@ def test_machine_code_has_the_bits_of_the_plain_sums(tmp_path: Path) -> None:
 @runs_avx2
 @pytest.mark.slow
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    check_against_the_twin(tmp_path, (*SANITIZED, "-fopenmp", *AS_AVX2), 300, SOURCE)
+    check_against_the_twin(tmp_path, (*SANITIZED, *AS_AVX2), 300, SOURCE)
 
 
 def drawn(n: int, i: int, seed: int) -> Tensor:

@@ -345,7 +345,7 @@ def test_without_a_kernel_the_model_decodes_as_before(tmp_path: Path) -> None:
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     """The tests above, with C++ that checks its own reads and writes."""
     target = tmp_path / "step.so"
-    native.build(module.SOURCE, target, (*SANITIZED, *native.KERNELS["avx2"].options, "-fopenmp", "-fPIC", "-shared"))
+    native.build(module.SOURCE, target, (*SANITIZED, *native.KERNELS["avx2"].options, "-fPIC", "-shared"))
     libraries = [
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")
