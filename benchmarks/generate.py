@@ -400,7 +400,9 @@ def rated(rates: dict[str, float]) -> dict[str, dict[str, Any]]:
 
 def ratios(rate: float, theirs: dict[str, float]) -> dict[str, float]:
     """Returns the ratios of a rate to those of the peers in AGAINST, and to the highest of all peers."""
-    shown = {peer: theirs[peer] for peer in AGAINST if peer in theirs} | {"fastest peer": max(theirs.values())}
+    shown = {peer: theirs[peer] for peer in AGAINST if peer in theirs}
+    if theirs:
+        shown["fastest peer"] = max(theirs.values())
     return {peer: rate / other for peer, other in shown.items()}
 
 
