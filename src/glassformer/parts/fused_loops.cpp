@@ -228,6 +228,8 @@ inline void by_rows(const float* x, int64_t token, int64_t t, int64_t h, float* 
     }
 }
 
+constexpr int64_t PIECES = 4, LEAST = 256;  // of a head, of queries: for threads that would wait for others
+
 struct Attention {
     int64_t batch, n, g, s, t, h, v;  // heads of q and of k, queries, keys, widths of k and of v
     bool causal;
@@ -281,14 +283,15 @@ struct Attention {
             }
     }
 
+    // The queries from .. to-1 of a head, of which the last sees all t keys if they are causal.
     void forward(const float* q, const float* k, const float* w, int64_t tokens[3], float* z, int64_t z_token, float* log_z,
-                 float* room) const {
+                 float* room, int64_t from, int64_t to) const {
         float *by_key = room, *by_value = by_key + keys() * wide(), *scores = by_value + keys() * values();
         float* made = scores + BLOCK * keys();
         by_rows(k, tokens[1], t, h, by_key);
         by_columns(w, tokens[2], t, v, by_value);
-        for (int64_t first = 0; first < s; first += BLOCK) {
-            const int64_t last = std::min(s, first + BLOCK);
+        for (int64_t first = from; first < to; first += BLOCK) {
+            const int64_t last = std::min(to, first + BLOCK);
             products(q, tokens[0], h, by_key, first, last, scores);
             float divisors[BLOCK];
             for (int64_t r = first; r < last; ++r) {
@@ -463,14 +466,18 @@ int32_t attend(
     const int64_t threads = omp_get_max_threads(), room = a.forward_room();
     try {
         std::unique_ptr<float[]> rooms(new float[threads * room]);
-#pragma omp parallel for schedule(static) collapse(2)
+        const int64_t piece = up_to(std::max((a.s + PIECES - 1) / PIECES, LEAST), BLOCK);
+#pragma omp parallel for schedule(dynamic) collapse(3)
         for (int64_t b = 0; b < a.batch; ++b)
-            for (int64_t one = 0; one < a.n; ++one) {
-                const int64_t head = one / (a.n / a.g);
-                int64_t tokens[3] = {q->token, k->token, v->token};
-                a.forward(q->of(b, one), k->of(b, head), v->of(b, head), tokens, z->of(b, one), z->token,
-                          log_z + (b * a.n + one) * a.s, rooms.get() + omp_get_thread_num() * room);
-            }
+            for (int64_t one = 0; one < a.n; ++one)
+                for (int64_t from = 0; from < a.s; from += piece) {
+                    const int64_t head = one / (a.n / a.g), to = std::min(a.s, from + piece);
+                    int64_t tokens[3] = {q->token, k->token, v->token};
+                    Attention some = a;
+                    some.t = a.seen(to - 1);
+                    some.forward(q->of(b, one), k->of(b, head), v->of(b, head), tokens, z->of(b, one), z->token,
+                                 log_z + (b * a.n + one) * a.s, rooms.get() + omp_get_thread_num() * room, from, to);
+                }
     } catch (const std::bad_alloc&) {
         return 1;
     }

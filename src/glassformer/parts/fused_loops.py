@@ -214,10 +214,16 @@ class _Attend(torch.autograd.Function):
         return (*made, None, None)
 
 
+def attends(device: str, dtype: torch.dtype, keys: int) -> bool:
+    """Returns True if the C++ computes full and causal attention with this number of keys."""
+    known = device == "cpu" and dtype == torch.float32 and keys <= LONGEST
+    return known and not traced() and _library() is not None
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor | None:
     """Returns z (b, s, n, hv) of q (b, s, n, h), k (b, t, g, h) and v (b, t, g, hv), g dividing n, with a gradient.
     `causal`, for s = t: query i sees the keys 0 .. i; otherwise all. Torch computes with more than LONGEST keys."""
-    if not torch.is_grad_enabled() or k.shape[1] > LONGEST or not all(x.numel() for x in (q, k, v)):
+    if k.shape[1] > LONGEST or not all(x.numel() for x in (q, k, v)):
         return None
     if _serving(q, k, v) is None:
         return None

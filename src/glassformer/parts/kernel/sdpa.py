@@ -35,12 +35,14 @@ class Sdpa(Kernel):
         if self._by_definition(facts):
             return super().keeps(facts, visibility, heads)
         width, h = heads.value_dim or facts.head_dim, facts.head_dim
+        sums = facts.batch * heads.n * facts.s * 4
+        if not facts.masked and fused_loops.attends(facts.device, facts.dtype, facts.t):
+            return KeptTensors(sums, 0, "qkvz")
         if width > h and facts.device == "cpu":
             fp32 = torch.promote_types(facts.dtype, torch.float32)
             values = facts.s * (facts.t + h) + facts.t * (h + width)
             return KeptTensors(facts.batch * heads.n * values * fp32.itemsize)
         mask = facts.s * facts.t * (heads.n if heads.biased else 1) * facts.dtype.itemsize if facts.masked else 0
-        sums = facts.batch * heads.n * facts.s * 4
         if not narrow(facts.device, h, width, facts.dropout):
             return KeptTensors(sums, mask, "qkvz")
         filled = facts.batch * (heads.n * facts.s + heads.g * facts.t) * h
@@ -59,7 +61,7 @@ class Sdpa(Kernel):
             mask, sees_past = torch.cat(parts, -1), False
             k, v = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k, v))
         h, width = k.shape[-1], v.shape[-1]
-        if mask is None and not call.dropout and h == width:
+        if mask is None and not call.dropout:
             z = fused_loops.attention(q, k, v, sees_past, call.score_scale)
             if z is not None:
                 return z
