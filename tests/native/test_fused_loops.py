@@ -173,7 +173,19 @@ def test_attention_without_gradients_has_the_same_bits(s: int, width: int) -> No
         z = Sdpa()(AttentionCall(q, k, v, Causal()))
         torch.testing.assert_close(z, Naive()(AttentionCall(q, k, v, Causal())), rtol=1e-4, atol=1e-5)
         assert torch.equal(Sdpa()(AttentionCall(q[1:], k[1:], v[1:], Causal()))[0], z[1])
+        for first, end in ((0, s // 3), (s // 3, s)):  # a prompt that is read in pieces
+            assert torch.equal(
+                Sdpa()(AttentionCall(q[:, first:end], k[:, :end], v[:, :end], Causal())), z[:, first:end]
+            )
     assert torch.equal(attended(q.requires_grad_(), k, v, Sdpa(), True), z)
+
+
+@serves
+def test_gradients_of_queries_that_continue_a_text() -> None:
+    q, k, v = drawn(2, 70, 6, 24), drawn(2, 130, 2, 24, seed=1), drawn(2, 130, 2, 24, seed=2)
+    made, meant = (gradients(lambda *x, one=one: attended(*x, one, True), q, k, v) for one in (Sdpa(), Naive()))
+    for one, other in zip(made, meant, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_torch_computes_what_it_watches(called: set[str]) -> None:

@@ -239,7 +239,7 @@ struct Attention {
     int64_t wide() const { return up_to(h, WIDE); }
     int64_t values() const { return up_to(v, WIDE); }
     // Keys that rows up to `row` see.
-    int64_t seen(int64_t row) const { return causal ? std::min(t, row + 1) : t; }
+    int64_t seen(int64_t row) const { return causal ? std::min(t, row + 1 + t - s) : t; }
     // Keys of row r that products of rows up to `last` read: those that the last row of its tile sees.
     int64_t read(int64_t r, int64_t last) const { return seen(std::min(last, r / TILE * TILE + TILE) - 1); }
     int64_t forward_room() const { return keys() * (wide() + values()) + BLOCK * (keys() + values()); }
@@ -277,7 +277,7 @@ struct Attention {
     ) const {
         for (int64_t c = 0; c < columns; c += WIDE, panels += s * WIDE)
             for (int64_t j = 0; j < seen(last - 1); j += TILE) {
-                const int64_t from = causal ? std::max(first, j) : first;
+                const int64_t from = causal ? std::max(first, j - (t - s)) : first;
                 tile(std::min(TILE, t - j), weights + (from - first) * keys() + j, 1, keys(), panels + from * WIDE,
                         last - from, y + j * columns + c, columns, true);
             }
@@ -474,7 +474,8 @@ int32_t attend(
                     const int64_t head = one / (a.n / a.g), to = std::min(a.s, from + piece);
                     int64_t tokens[3] = {q->token, k->token, v->token};
                     Attention some = a;
-                    some.t = a.seen(to - 1);
+                    some.t = a.seen(to - 1);  // what it does not see is not read
+                    some.s -= a.t - some.t;   // and the last of these sees all that are left
                     some.forward(q->of(b, one), k->of(b, head), v->of(b, head), tokens, z->of(b, one), z->token,
                                  log_z + (b * a.n + one) * a.s, rooms.get() + omp_get_thread_num() * room, from, to);
                 }

@@ -38,7 +38,7 @@ def _on_cpu(facts: CallFacts, goes_on: bool) -> tuple[str, ...]:
         return ("sdpa",) if alone else ("direct",)
     if not facts.additive or facts.sinks:
         return ("banded",)
-    if not (facts.masked or facts.dropout) and fused_loops.attends("cpu", facts.dtype, facts.t):
+    if fused_loops.attends(facts):
         return ("sdpa",)
     first, last = CPU_BANDED.get(facts.dtype, CPU_BANDED_OTHER)
     windowed = facts.width is not None and facts.width <= facts.t // 2
