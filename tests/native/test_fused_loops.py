@@ -32,9 +32,11 @@ SOURCE = Path(__file__).with_name("fused_loops.cpp")
 serves = pytest.mark.skipif(not fused_loops.serves(), reason="no kernel for this processor, or no compiler here")
 
 
-@runs_avx2
-def test_machine_code_is_the_formulas_in_fp64(tmp_path: Path) -> None:
-    check_against_the_twin(tmp_path, (*native.OPTIONS, *AS_AVX2), 60, SOURCE)
+@pytest.mark.parametrize("name", ["avx2", "avx512vnni"])
+def test_machine_code_is_the_formulas_in_fp64(name: str, tmp_path: Path) -> None:
+    if (missing := native.lacking(native.KERNELS[name])) or native.compiler() is None:
+        pytest.skip(f"no {missing or 'compiler'} here")
+    check_against_the_twin(tmp_path, (*native.OPTIONS, *native.KERNELS[name].options), 60, SOURCE)
 
 
 @runs_avx2
@@ -162,17 +164,37 @@ def test_a_step_of_llama_takes_every_loop_and_has_the_same_bits_with_any_number_
     assert called == {"swiglu", "swiglu_grad", "rms_norm", "rms_norm_grad", "turn", "attention", "cross_entropy"}
 
 
+@serves
+@pytest.mark.parametrize(("s", "width"), [(9, 24), (300, 24), (300, 40), (700, 8)])
+def test_attention_without_gradients_has_the_same_bits(s: int, width: int) -> None:
+    """Its queries are divided among threads; with values of another width than keys."""
+    q, k, v = drawn(2, s, 6, 24), drawn(2, s, 2, 24, seed=1), drawn(2, s, 2, width, seed=2)
+    with torch.no_grad():
+        z = Sdpa()(AttentionCall(q, k, v, Causal()))
+        torch.testing.assert_close(z, Naive()(AttentionCall(q, k, v, Causal())), rtol=1e-4, atol=1e-5)
+        assert torch.equal(Sdpa()(AttentionCall(q[1:], k[1:], v[1:], Causal()))[0], z[1])
+        for first, end in ((0, s // 3), (s // 3, s)):  # a prompt that is read in pieces
+            assert torch.equal(
+                Sdpa()(AttentionCall(q[:, first:end], k[:, :end], v[:, :end], Causal())), z[:, first:end]
+            )
+    assert torch.equal(attended(q.requires_grad_(), k, v, Sdpa(), True), z)
+
+
+@serves
+def test_gradients_of_queries_that_continue_a_text() -> None:
+    q, k, v = drawn(2, 70, 6, 24), drawn(2, 130, 2, 24, seed=1), drawn(2, 130, 2, 24, seed=2)
+    made, meant = (gradients(lambda *x, one=one: attended(*x, one, True), q, k, v) for one in (Sdpa(), Naive()))
+    for one, other in zip(made, meant, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_torch_computes_what_it_watches(called: set[str]) -> None:
-    """Other dtypes, no gradients, a count of FLOPs, transforms of functions, dropout, masks."""
+    """Other dtypes, a count of FLOPs, transforms of functions, dropout, masks."""
     x, model = drawn(2, 8, 6, 8), gf.preset("llama@0.1m+vocab_size=60").build(seed=0)
     tokens = torch.randint(60, (2, 9))
     with FlopCounterMode(display=False) as count:
         model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
-    assert count.get_total_flops() > 0
-    with torch.no_grad():
-        model.loss(tokens[:, :-1], tokens[:, 1:])
-    assert "attention" not in called
-    called.clear()
+    assert count.get_total_flops() > 0 and not called
     model.double().loss(tokens[:, :-1], tokens[:, 1:]).backward()
     torch.func.vmap(lambda one: torch.as_tensor(fused_loops.swiglu(one, one) is None))(x)
     q = x.clone().requires_grad_()
@@ -186,11 +208,11 @@ def test_torch_computes_what_it_watches(called: set[str]) -> None:
 def test_what_is_no_number_stays_in_its_row(odd: float) -> None:
     x = drawn(3, 20, 2, 16).requires_grad_()
     with torch.no_grad():
-        x[1, 7] = odd
+        x[1, 15] = odd
     z = attended(x, x, x, Sdpa(), True)  # a block of rows that has a later token's values weighs them by 0
-    assert z[1, 7:].isnan().all() and not z[[0, 2]].isnan().any() and not z[1, :6].isnan().any()
+    assert z[1, 15:].isnan().all() and not z[[0, 2]].isnan().any() and not z[1, :12].isnan().any()
     y = rms_norm(x.flatten(2), torch.ones(32), 1e-5)
-    assert y[1, 7].isnan().all() and not y[1, [6, 8]].isnan().any()
+    assert y[1, 15].isnan().all() and not y[1, [14, 16]].isnan().any()
 
 
 @serves

@@ -136,7 +136,26 @@ inline float surprise(float* logits, int64_t target, int64_t v, float share) {
 
 // Attention
 
-constexpr int64_t TILE = 6, WIDE = 16, BLOCK = 48;  // rows and columns of a product in registers; rows of q at a time
+constexpr int64_t WIDE = 16, BLOCK = 48;  // columns of a product in registers; rows of q at a time
+
+// 16 numbers. `fused` has the same bits with any instructions: each number is one sum, in order.
+#if WITH_512
+constexpr int64_t TILE = 12;  // rows of a product in registers, a divisor of BLOCK
+using Wide = __m512;
+inline Wide wide(const float* x) { return _mm512_loadu_ps(x); }
+inline Wide fused(float a, Wide b, Wide c) { return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c); }
+inline void put(float* y, Wide x) { _mm512_storeu_ps(y, x); }
+#else
+constexpr int64_t TILE = 6;
+struct Wide {
+    __m256 one, other;
+};
+inline Wide wide(const float* x) { return {load(x), load(x + 8)}; }
+inline Wide fused(float a, Wide b, Wide c) {
+    return {_mm256_fmadd_ps(number(a), b.one, c.one), _mm256_fmadd_ps(number(a), b.other, c.other)};
+}
+inline void put(float* y, Wide x) { store(y, x.one), store(y + 8, x.other); }
+#endif
 
 struct View {  // number i of token t of head n of row b: at[b * row + t * token + n * head + i]
     float* at;
@@ -146,42 +165,35 @@ struct View {  // number i of token t of head n of row b: at[b * row + t * token
 
 inline int64_t up_to(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
-// (N, 16) of c = or += a @ b: number k of row n of a is a[n * a_row + k * a_k], of b (K, 16).
-template <int N>
+// (rows, 16) of c = or += a @ b: number k of row n of a is a[n * a_row + k * a_k], of b (K, 16).
+template <int N = TILE>
 inline void tile(
-    const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t K, float* c, int64_t c_row, bool add
-) {
-    __m256 sums[N][2];
-#pragma GCC unroll 6
-    for (int n = 0; n < N; ++n) {
-        sums[n][0] = add ? load(c + n * c_row) : _mm256_setzero_ps();
-        sums[n][1] = add ? load(c + n * c_row + 8) : _mm256_setzero_ps();
-    }
-    for (int64_t k = 0; k < K; ++k) {
-        const __m256 first = load(b + WIDE * k), second = load(b + WIDE * k + 8);
-#pragma GCC unroll 6
-        for (int n = 0; n < N; ++n) {
-            const __m256 one = _mm256_broadcast_ss(a + n * a_row + k * a_k);
-            sums[n][0] = _mm256_fmadd_ps(one, first, sums[n][0]);
-            sums[n][1] = _mm256_fmadd_ps(one, second, sums[n][1]);
-        }
-    }
-#pragma GCC unroll 6
-    for (int n = 0; n < N; ++n) store(c + n * c_row, sums[n][0]), store(c + n * c_row + 8, sums[n][1]);
-}
-
-inline void tile_of(
     int64_t rows, const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t K, float* c, int64_t c_row, bool add
 ) {
-    switch (rows) {
-        case 6: return tile<6>(a, a_row, a_k, b, K, c, c_row, add);
-        case 5: return tile<5>(a, a_row, a_k, b, K, c, c_row, add);
-        case 4: return tile<4>(a, a_row, a_k, b, K, c, c_row, add);
-        case 3: return tile<3>(a, a_row, a_k, b, K, c, c_row, add);
-        case 2: return tile<2>(a, a_row, a_k, b, K, c, c_row, add);
-        default: return tile<1>(a, a_row, a_k, b, K, c, c_row, add);
+    if constexpr (N > 1)
+        if (rows < N) return tile<N - 1>(rows, a, a_row, a_k, b, K, c, c_row, add);
+    const float zero[WIDE] = {};
+    Wide sums[N];
+#pragma GCC unroll 12
+    for (int n = 0; n < N; ++n) sums[n] = wide(add ? c + n * c_row : zero);
+    for (int64_t k = 0; k < K; ++k) {
+        const Wide panel = wide(b + WIDE * k);
+#pragma GCC unroll 12
+        for (int n = 0; n < N; ++n) sums[n] = fused(a[n * a_row + k * a_k], panel, sums[n]);
     }
+#pragma GCC unroll 12
+    for (int n = 0; n < N; ++n) put(c + n * c_row, sums[n]);
 }
+
+// For the first `count` of 8 numbers: bits to keep, and bounds that they do not reach.
+constexpr float INF = __builtin_inff();
+alignas(32) constexpr int32_t KEPT[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+alignas(32) constexpr float BOUNDS[16] = {INF, INF, INF, INF, INF, INF, INF, INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF};
+inline __m256 kept(__m256 x, int64_t count) {
+    const __m256i bits = _mm256_loadu_si256((const __m256i*)(KEPT + 8 - count));
+    return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_castps_si256(x)));
+}
+inline __m256 bounded(__m256 x, int64_t count) { return _mm256_min_ps(x, load(BOUNDS + 8 - count)); }
 
 // Rows of x (t, h) in panels (t, 16) of 16 columns, filled up with zeros.
 inline void by_columns(const float* x, int64_t token, int64_t t, int64_t h, float* y) {
@@ -216,6 +228,8 @@ inline void by_rows(const float* x, int64_t token, int64_t t, int64_t h, float* 
     }
 }
 
+constexpr int64_t PIECES = 4, LEAST = 256;  // of a head, of queries: for threads that would wait for others
+
 struct Attention {
     int64_t batch, n, g, s, t, h, v;  // heads of q and of k, queries, keys, widths of k and of v
     bool causal;
@@ -225,7 +239,9 @@ struct Attention {
     int64_t wide() const { return up_to(h, WIDE); }
     int64_t values() const { return up_to(v, WIDE); }
     // Keys that rows up to `row` see.
-    int64_t seen(int64_t row) const { return causal ? std::min(t, row + 1) : t; }
+    int64_t seen(int64_t row) const { return causal ? std::min(t, row + 1 + t - s) : t; }
+    // Keys of row r that products of rows up to `last` read: those that the last row of its tile sees.
+    int64_t read(int64_t r, int64_t last) const { return seen(std::min(last, r / TILE * TILE + TILE) - 1); }
     int64_t forward_room() const { return keys() * (wide() + values()) + BLOCK * (keys() + values()); }
     int64_t backward_room() const {
         return keys() * (3 * wide() + 2 * values()) + s * (wide() + values()) + BLOCK * (2 * keys() + wide());
@@ -239,7 +255,7 @@ struct Attention {
             for (int64_t r = first; r < last; r += TILE) {
                 const int64_t end = std::min(last, r + TILE);
                 if (j >= seen(end - 1)) continue;
-                tile_of(end - r, q + r * token, token, 1, panels, width, scores + (r - first) * keys() + j, keys(), false);
+                tile(end - r, q + r * token, token, 1, panels, width, scores + (r - first) * keys() + j, keys(), false);
             }
     }
 
@@ -250,7 +266,7 @@ struct Attention {
         for (int64_t c = 0; c < columns; c += WIDE, panels += t * WIDE)
             for (int64_t r = first; r < last; r += TILE) {
                 const int64_t end = std::min(last, r + TILE);
-                tile_of(end - r, weights + (r - first) * keys(), keys(), 1, panels, seen(end - 1),
+                tile(end - r, weights + (r - first) * keys(), keys(), 1, panels, seen(end - 1),
                         y + (r - first) * y_row + c, y_row, false);
             }
     }
@@ -261,35 +277,41 @@ struct Attention {
     ) const {
         for (int64_t c = 0; c < columns; c += WIDE, panels += s * WIDE)
             for (int64_t j = 0; j < seen(last - 1); j += TILE) {
-                const int64_t from = causal ? std::max(first, j) : first;
-                tile_of(std::min(TILE, t - j), weights + (from - first) * keys() + j, 1, keys(), panels + from * WIDE,
+                const int64_t from = causal ? std::max(first, j - (t - s)) : first;
+                tile(std::min(TILE, t - j), weights + (from - first) * keys() + j, 1, keys(), panels + from * WIDE,
                         last - from, y + j * columns + c, columns, true);
             }
     }
 
+    // The queries from .. to-1 of a head, of which the last sees all t keys if they are causal.
     void forward(const float* q, const float* k, const float* w, int64_t tokens[3], float* z, int64_t z_token, float* log_z,
-                 float* room) const {
+                 float* room, int64_t from, int64_t to) const {
         float *by_key = room, *by_value = by_key + keys() * wide(), *scores = by_value + keys() * values();
         float* made = scores + BLOCK * keys();
         by_rows(k, tokens[1], t, h, by_key);
         by_columns(w, tokens[2], t, v, by_value);
-        for (int64_t first = 0; first < s; first += BLOCK) {
-            const int64_t last = std::min(s, first + BLOCK);
+        for (int64_t first = from; first < to; first += BLOCK) {
+            const int64_t last = std::min(to, first + BLOCK);
             products(q, tokens[0], h, by_key, first, last, scores);
             float divisors[BLOCK];
             for (int64_t r = first; r < last; ++r) {
                 float* row = scores + (r - first) * keys();
-                const int64_t count = seen(r), most = up_to(seen(last - 1), WIDE);
-                for (int64_t j = count; j < up_to(count, 8); ++j) row[j] = row[0];
-                __m256 tops = load(row);
-                for (int64_t j = 8; j < count; j += 8) tops = _mm256_max_ps(tops, load(row + j));
+                const int64_t end = (seen(r) - 1) / 8 * 8, rest = seen(r) - end;  // whole vectors, and what follows
+                __m256 tops = bounded(load(row + end), rest);
+                for (int64_t j = 0; j < end; j += 8) tops = _mm256_max_ps(tops, load(row + j));
                 const float top = few_rows::largest(tops);
                 const __m256 minus = number(-scale * top);
-                for (int64_t j = 0; j < count; j += 8)
-                    store(row + j, exponential(_mm256_fmadd_ps(number(scale), load(row + j), minus)));
-                for (int64_t j = count; j < most; ++j) row[j] = 0;
-                __m256 total = _mm256_setzero_ps();
-                for (int64_t j = 0; j < count; j += 8) total = _mm256_add_ps(total, load(row + j));
+                const auto weight = [&](int64_t j) {
+                    return exponential(_mm256_fmadd_ps(number(scale), load(row + j), minus));
+                };
+                __m256 total = kept(weight(end), rest);
+                store(row + end, total);
+                for (int64_t j = 0; j < end; j += 8) {
+                    const __m256 p = weight(j);
+                    store(row + j, p);
+                    total = _mm256_add_ps(total, p);
+                }
+                for (int64_t j = end + 8; j < read(r, last); j += 8) store(row + j, _mm256_setzero_ps());
                 const float whole = sum(total);
                 divisors[r - first] = 1 / whole;
                 log_z[r] = scale * top + std::log(whole);
@@ -322,15 +344,19 @@ struct Attention {
                 products(d, grad.token, v, by_value, first, last, slopes);
                 for (int64_t r = first; r < last; ++r) {
                     float *weight = weights + (r - first) * ks, *slope = slopes + (r - first) * ks;
-                    const int64_t count = seen(r), most = up_to(seen(last - 1), WIDE);
+                    const int64_t end = (seen(r) - 1) / 8 * 8, rest = seen(r) - end;
                     const float dot = product(d + r * grad.token, out + r * z.token, v);
                     const __m256 minus = number(-log[r]), less = number(dot);
-                    for (int64_t j = 0; j < count; j += 8) {
+                    const auto put_at = [&](int64_t j, int64_t count) {
                         const __m256 p = exponential(_mm256_fmadd_ps(number(scale), load(weight + j), minus));
-                        store(weight + j, p);
-                        store(slope + j, _mm256_mul_ps(p, _mm256_sub_ps(load(slope + j), less)));
-                    }
-                    for (int64_t j = count; j < most; ++j) weight[j] = slope[j] = 0;
+                        const __m256 of = _mm256_mul_ps(p, _mm256_sub_ps(load(slope + j), less));
+                        store(weight + j, count < 8 ? kept(p, count) : p);
+                        store(slope + j, count < 8 ? kept(of, count) : of);
+                    };
+                    for (int64_t j = 0; j < end; j += 8) put_at(j, 8);
+                    put_at(end, rest);
+                    for (int64_t j = end + 8; j < read(r, last); j += 8)
+                        store(weight + j, _mm256_setzero_ps()), store(slope + j, _mm256_setzero_ps());
                 }
                 mixed(slopes, as_key, hs, first, last, made, hs);
                 float* to = grad_q.of(b, one);
@@ -440,14 +466,19 @@ int32_t attend(
     const int64_t threads = omp_get_max_threads(), room = a.forward_room();
     try {
         std::unique_ptr<float[]> rooms(new float[threads * room]);
-#pragma omp parallel for schedule(static) collapse(2)
+        const int64_t piece = up_to(std::max((a.s + PIECES - 1) / PIECES, LEAST), BLOCK);
+#pragma omp parallel for schedule(dynamic) collapse(3)
         for (int64_t b = 0; b < a.batch; ++b)
-            for (int64_t one = 0; one < a.n; ++one) {
-                const int64_t head = one / (a.n / a.g);
-                int64_t tokens[3] = {q->token, k->token, v->token};
-                a.forward(q->of(b, one), k->of(b, head), v->of(b, head), tokens, z->of(b, one), z->token,
-                          log_z + (b * a.n + one) * a.s, rooms.get() + omp_get_thread_num() * room);
-            }
+            for (int64_t one = 0; one < a.n; ++one)
+                for (int64_t from = 0; from < a.s; from += piece) {
+                    const int64_t head = one / (a.n / a.g), to = std::min(a.s, from + piece);
+                    int64_t tokens[3] = {q->token, k->token, v->token};
+                    Attention some = a;
+                    some.t = a.seen(to - 1);  // what it does not see is not read
+                    some.s -= a.t - some.t;   // and the last of these sees all that are left
+                    some.forward(q->of(b, one), k->of(b, head), v->of(b, head), tokens, z->of(b, one), z->token,
+                                 log_z + (b * a.n + one) * a.s, rooms.get() + omp_get_thread_num() * room, from, to);
+                }
     } catch (const std::bad_alloc&) {
         return 1;
     }

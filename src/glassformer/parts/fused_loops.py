@@ -20,13 +20,16 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from glassformer.machine import native
 from glassformer.parts.precision import traced
+
+if TYPE_CHECKING:
+    from glassformer.parts.kernel.base import CallFacts
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 BLOCK = 64
@@ -214,10 +217,17 @@ class _Attend(torch.autograd.Function):
         return (*made, None, None)
 
 
+def attends(facts: CallFacts) -> bool:
+    """Returns True if the C++ computes attention calls with these facts: full and causal ones."""
+    here = facts.device == "cpu" and facts.dtype == torch.float32 and facts.t <= LONGEST
+    known = facts.plain and not (facts.sinks or facts.dropout)
+    return here and known and not traced() and _library() is not None
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor | None:
     """Returns z (b, s, n, hv) of q (b, s, n, h), k (b, t, g, h) and v (b, t, g, hv), g dividing n, with a gradient.
-    `causal`, for s = t: query i sees the keys 0 .. i; otherwise all. Torch computes with more than LONGEST keys."""
-    if not torch.is_grad_enabled() or k.shape[1] > LONGEST or not all(x.numel() for x in (q, k, v)):
+    `causal`: query i sees the keys 0 .. t-s+i; otherwise all. Torch computes with more than LONGEST keys."""
+    if k.shape[1] > LONGEST or (causal and q.shape[1] > k.shape[1]) or not all(x.numel() for x in (q, k, v)):
         return None
     if _serving(q, k, v) is None:
         return None

@@ -17,7 +17,7 @@ using few_rows::store;
 using vectors::turned;
 
 // Rows of x that meet 16 widened rows of the matrix, which then come from the nearest cache, before the next 16.
-constexpr int64_t TOGETHER = 48, TILE = 6;
+constexpr int64_t TOGETHER = 96;
 
 // Up to 16 rows of W (o, inner) from `first` on, as (inner, 16), filled up with zeros.
 inline void widened(const uint16_t* w, int64_t first, int64_t o, int64_t inner, float* made) {
@@ -35,27 +35,52 @@ inline void widened(const uint16_t* w, int64_t first, int64_t o, int64_t inner, 
         for (int64_t r = 0; r < BLOCK; ++r) made[i * BLOCK + r] = r < rows ? number(w + (first + r) * inner + i) : 0;
 }
 
+// 16 sums, those of a row of x with 16 widened rows.
+#if WITH_512
+constexpr int64_t TILE = 12;
+struct Sums {
+    __m512 all = _mm512_setzero_ps();
+
+    void add(float x, const float* w) { all = _mm512_fmadd_ps(_mm512_set1_ps(x), _mm512_loadu_ps(w), all); }
+    void save(uint16_t* y) const { few_rows::store_all(y, all, nullptr); }
+};
+#else
+constexpr int64_t TILE = 6;
+struct Sums {
+    __m256 one = _mm256_setzero_ps(), other = _mm256_setzero_ps();
+
+    void add(float x, const float* w) {
+        one = _mm256_fmadd_ps(_mm256_set1_ps(x), load(w), one);
+        other = _mm256_fmadd_ps(_mm256_set1_ps(x), load(w + 8), other);
+    }
+    void save(uint16_t* y) const { store(y, one), store(y + 8, other); }
+};
+#endif
+
 // N rows of x with 16 widened rows: each sum in the order of the columns.
 template <int N>
 inline void tile(const float* x, const float* w, int64_t inner, uint16_t* y, int64_t out, int64_t filled) {
-    __m256 sums[N][2];  // in registers, if each loop over them is unrolled
-#pragma GCC unroll 6
-    for (int n = 0; n < N; ++n) sums[n][0] = sums[n][1] = _mm256_setzero_ps();
+    Sums sums[N];  // in registers, if each loop over them is unrolled
     for (int64_t i = 0; i < inner; ++i) {
-        const __m256 first = load(w + BLOCK * i), second = load(w + BLOCK * i + 8);
-#pragma GCC unroll 6
-        for (int n = 0; n < N; ++n) {
-            const __m256 one = _mm256_broadcast_ss(x + n * inner + i);
-            sums[n][0] = _mm256_fmadd_ps(one, first, sums[n][0]);
-            sums[n][1] = _mm256_fmadd_ps(one, second, sums[n][1]);
-        }
+#pragma GCC unroll 12
+        for (int n = 0; n < N; ++n) sums[n].add(x[n * inner + i], w + BLOCK * i);
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int n = 0; n < N; ++n) {
         uint16_t made[BLOCK];
-        store(made, sums[n][0]), store(made + 8, sums[n][1]);
+        sums[n].save(made);
         std::memcpy(y + n * out, made, 2 * filled);
     }
+}
+
+// The rows from `row` up to `end`, N at a time, and what is left.
+template <int N>
+inline void tiles(
+    const float* x, int64_t row, int64_t end, const float* w, int64_t inner, uint16_t* y, int64_t out, int64_t filled
+) {
+    for (; row + N <= end; row += N) tile<N>(x + row * inner, w, inner, y + row * out, out, filled);
+    if constexpr (N > 1)
+        if (row < end) tiles<N / 2>(x, row, end, w, inner, y, out, filled);
 }
 
 // W (out, inner).
@@ -77,11 +102,7 @@ inline void of_16_bits(
             for (int64_t at = 0; at < blocks; ++at) {
                 widened(w, BLOCK * at, out, inner, block);
                 const int64_t filled = std::min(BLOCK, out - BLOCK * at);
-                int64_t row = first;
-                for (; row + TILE <= end; row += TILE)
-                    tile<TILE>(wide.get() + row * inner, block, inner, y + row * out + BLOCK * at, out, filled);
-                for (; row < end; ++row)
-                    tile<1>(wide.get() + row * inner, block, inner, y + row * out + BLOCK * at, out, filled);
+                tiles<TILE>(wide.get(), first, end, block, inner, y + BLOCK * at, out, filled);
             }
         }
     }

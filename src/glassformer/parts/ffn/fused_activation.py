@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from glassformer.parts import fused_loops
 from glassformer.parts.core.site import Site
 from glassformer.parts.linear import Linear
-from glassformer.parts.precision import onednn_in_bf16, wide
+from glassformer.parts.precision import slow_in_bf16, wide
 from glassformer.parts.region import region
 
 ENDINGS = {
@@ -71,7 +71,7 @@ def _serves(x: Tensor, activation: str | None, *products: Product) -> bool:
         and not torch.compiler.is_compiling()
         and all((w := linear.operand) is not None and w.dtype == x.dtype for linear, _ in products)
         and not any(site.edited for _, site in products)
-        and onednn_in_bf16()
+        and not slow_in_bf16("cpu")
     )
 
 

@@ -23,7 +23,7 @@ class Sdpa(Kernel):
         return None if facts.additive else "cannot apply a softcap, or another bias that is not additive"
 
     def has_pairs(self, facts: CallFacts) -> bool:
-        return facts.masked or self._by_definition(facts)
+        return self._by_definition(facts) or (facts.masked and not fused_loops.attends(facts))
 
     def _by_definition(self, facts: CallFacts) -> bool:
         return facts.sinks or (facts.dropout and facts.device == "cpu")
@@ -35,12 +35,14 @@ class Sdpa(Kernel):
         if self._by_definition(facts):
             return super().keeps(facts, visibility, heads)
         width, h = heads.value_dim or facts.head_dim, facts.head_dim
+        sums = facts.batch * heads.n * facts.s * 4
+        if fused_loops.attends(facts):
+            return KeptTensors(sums, 0, "qkvz")
         if width > h and facts.device == "cpu":
             fp32 = torch.promote_types(facts.dtype, torch.float32)
             values = facts.s * (facts.t + h) + facts.t * (h + width)
             return KeptTensors(facts.batch * heads.n * values * fp32.itemsize)
         mask = facts.s * facts.t * (heads.n if heads.biased else 1) * facts.dtype.itemsize if facts.masked else 0
-        sums = facts.batch * heads.n * facts.s * 4
         if not narrow(facts.device, h, width, facts.dropout):
             return KeptTensors(sums, mask, "qkvz")
         filled = facts.batch * (heads.n * facts.s + heads.g * facts.t) * h
@@ -48,6 +50,10 @@ class Sdpa(Kernel):
 
     def attend(self, call: AttentionCall) -> Tensor:
         q, k, v = call.q, call.k, call.v
+        if call.plain and call.sinks is None and not call.dropout:
+            z = fused_loops.attention(q, k, v, call.visibility.causal, call.score_scale)
+            if z is not None:
+                return z
         sees_past = call.sees_past
         mask = None
         if call.sinks is not None or not (sees_past or call.sees_all):
@@ -59,10 +65,6 @@ class Sdpa(Kernel):
             mask, sees_past = torch.cat(parts, -1), False
             k, v = (F.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k, v))
         h, width = k.shape[-1], v.shape[-1]
-        if mask is None and not call.dropout and h == width:
-            z = fused_loops.attention(q, k, v, sees_past, call.score_scale)
-            if z is not None:
-                return z
         if narrow(q.device.type, h, width, call.dropout > 0):
             v = F.pad(v, (0, h - width))
         if q.shape[2] != k.shape[2] and not shares_keys(q.device.type, q.dtype, mask is not None):

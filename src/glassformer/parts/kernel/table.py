@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import torch
 
+from glassformer.parts import fused_loops
 from glassformer.parts.kernel.base import CallFacts
 
-# CPU, forward and backward: numbers of queries s for which blocks beat SDPA, from <= s < to. Under a window they win
+# CPU, forward and backward: numbers of queries s for which blocks beat torch's SDPA, from <= s < to; where our own C++
+# attends (`fused_loops`), it beats both. Under a window they win
 # for more too. From 8192 the patterns that blocks keep for the backward pass outweigh the speed. At 2048 in fp32 they
 # win by 7 % on one processor and lose by 6 % on another (docs/log.md).
 CPU_BANDED = {torch.float32: (256, 4096), torch.bfloat16: (2, 8192)}
@@ -36,6 +38,8 @@ def _on_cpu(facts: CallFacts, goes_on: bool) -> tuple[str, ...]:
         return ("sdpa",) if alone else ("direct",)
     if not facts.additive or facts.sinks:
         return ("banded",)
+    if fused_loops.attends(facts):
+        return ("sdpa",)
     first, last = CPU_BANDED.get(facts.dtype, CPU_BANDED_OTHER)
     windowed = facts.width is not None and facts.width <= facts.t // 2
     return ("banded",) if first <= facts.s and (facts.s < last or windowed) else ("sdpa",)
