@@ -28,7 +28,7 @@ from glassformer.parts.position.rotary import naive_turn
 from glassformer.parts.position.turn import turn
 from glassformer.parts.visibility import Bidirectional, Causal
 
-from .test_few_rows import AS_AVX2, SANITIZED, check_against_the_twin, runs_avx2
+from .test_few_rows import SANITIZED, check_against_the_twin
 
 SOURCE = Path(__file__).with_name("fused_loops.cpp")
 LOOPS = ("swiglu", "swiglu_grad", "gelu_tanh", "gelu_tanh_grad", "rms_norm", "rms_norm_grad", "turn", "attention",
@@ -36,17 +36,22 @@ LOOPS = ("swiglu", "swiglu_grad", "gelu_tanh", "gelu_tanh_grad", "rms_norm", "rm
 serves = pytest.mark.skipif(not fused_loops.serves(), reason="no kernel for this processor, or no compiler here")
 
 
-@pytest.mark.parametrize("name", ["avx2", "avx512vnni"])
-def test_machine_code_is_the_formulas_in_fp64(name: str, tmp_path: Path) -> None:
-    if (missing := native.lacking(native.KERNELS[name])) or native.compiler() is None:
+@pytest.fixture(params=["avx2", "avx512vnni"])
+def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Compiler options of a kernel that this processor has."""
+    one = native.KERNELS[request.param]
+    if (missing := native.lacking(one)) or native.compiler() is None:
         pytest.skip(f"no {missing or 'compiler'} here")
-    check_against_the_twin(tmp_path, (*native.OPTIONS, *native.KERNELS[name].options), 60, SOURCE)
+    return one.options
 
 
-@runs_avx2
+def test_machine_code_is_the_formulas_in_fp64(options: tuple[str, ...], tmp_path: Path) -> None:
+    check_against_the_twin(tmp_path, (*native.OPTIONS, *options), 60, SOURCE)
+
+
 @pytest.mark.slow
-def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    check_against_the_twin(tmp_path, (*SANITIZED, "-fopenmp", *AS_AVX2), 60, SOURCE)
+def test_sanitizers_find_nothing(options: tuple[str, ...], tmp_path: Path) -> None:
+    check_against_the_twin(tmp_path, (*SANITIZED, "-fopenmp", *options), 60, SOURCE)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -1,6 +1,6 @@
-// Loops of a training step in fp32, each in one pass over memory: the gating of SwiGLU, GELU, the RMS norm, the rotation of
-// pairs and softmax attention, with their gradients. `fused_loops.py` has the definitions. Every number is computed by one thread in one
-// order, so that the bits depend neither on the number of threads nor on the other rows.
+// Loops of a training step in fp32, each in one pass over memory: the gating of SwiGLU, GELU, the RMS norm, the rotation of pairs
+// and softmax attention, with their gradients. `fused_loops.py` has the definitions. Every number is computed by one thread in
+// one order, so that the bits depend neither on the number of threads nor on the other rows.
 
 #define INCLUDED
 #include "few_rows.cpp"
@@ -210,10 +210,10 @@ inline void tile(
     for (int n = 0; n < N; ++n) put(c + n * c_row, sums[n]);
 }
 
-// For the first `count` of 8 numbers: bits to keep, and bounds that they do not reach.
+// The first `count` of 8 numbers; the others become 0, or -infinity.
 constexpr float INF = __builtin_inff();
-alignas(32) constexpr int32_t KEPT[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
-alignas(32) constexpr float BOUNDS[16] = {INF, INF, INF, INF, INF, INF, INF, INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF};
+constexpr int32_t KEPT[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+constexpr float BOUNDS[16] = {INF, INF, INF, INF, INF, INF, INF, INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF};
 inline __m256 kept(__m256 x, int64_t count) {
     const __m256i bits = _mm256_loadu_si256((const __m256i*)(KEPT + 8 - count));
     return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_castps_si256(x)));
@@ -290,7 +290,7 @@ struct Attention {
             for (int64_t r = first; r < last; r += TILE) {
                 const int64_t end = std::min(last, r + TILE);
                 tile(end - r, weights + (r - first) * keys(), keys(), 1, panels, seen(end - 1),
-                        y + (r - first) * y_row + c, y_row, false);
+                     y + (r - first) * y_row + c, y_row, false);
             }
     }
 
@@ -302,7 +302,7 @@ struct Attention {
             for (int64_t j = 0; j < seen(last - 1); j += TILE) {
                 const int64_t from = causal ? std::max(first, j) : first;
                 tile(std::min(TILE, t - j), weights + (from - first) * keys() + j, 1, keys(), panels + from * WIDE,
-                        last - from, y + j * columns + c, columns, true);
+                     last - from, y + j * columns + c, columns, true);
             }
     }
 
@@ -318,7 +318,7 @@ struct Attention {
             float divisors[BLOCK];
             for (int64_t r = first; r < last; ++r) {
                 float* row = scores + (r - first) * keys();
-                const int64_t end = (seen(r) - 1) / 8 * 8, rest = seen(r) - end;  // whole vectors, and what follows
+                const int64_t end = (seen(r) - 1) / 8 * 8, rest = seen(r) - end;  // the last vector has 1 .. 8 numbers
                 __m256 tops = bounded(load(row + end), rest);
                 for (int64_t j = 0; j < end; j += 8) tops = _mm256_max_ps(tops, load(row + j));
                 const float top = few_rows::largest(tops);
