@@ -8,7 +8,6 @@
 
 #include <omp.h>
 
-#include <array>
 #include <cmath>
 #include <vector>
 
@@ -43,22 +42,22 @@ inline float product(const float* x, const float* y, int64_t count) {
     return total;
 }
 
-// y[0], y[1] .. = f(x[0], x[1] ..) of `count` numbers; f takes and gives vectors of eight.
-template <int N, int M, typename F>
-inline void each(int64_t count, const std::array<const float*, N>& x, const std::array<float*, M>& y, F f) {
+// y[0], y[1] .. = F(x[0], x[1] ..) of `count` numbers; F takes and gives vectors of eight.
+template <auto F, size_t N, size_t M>
+inline void each(int64_t count, const float* const (&x)[N], float* const (&y)[M]) {
     in_pieces(count, [=](int64_t first, int64_t last) {
         __m256 given[N], made[M];
         int64_t i = first;
         for (; i + 8 <= last; i += 8) {
-            for (int n = 0; n < N; ++n) given[n] = load(x[n] + i);
-            f(given, made);
-            for (int n = 0; n < M; ++n) store(y[n] + i, made[n]);
+            for (size_t n = 0; n < N; ++n) given[n] = load(x[n] + i);
+            F(given, made);
+            for (size_t n = 0; n < M; ++n) store(y[n] + i, made[n]);
         }
         if (i == last) return;
         float some[8] = {};
-        for (int n = 0; n < N; ++n) std::memcpy(some, x[n] + i, 4 * (last - i)), given[n] = load(some);
-        f(given, made);
-        for (int n = 0; n < M; ++n) store(some, made[n]), std::memcpy(y[n] + i, some, 4 * (last - i));
+        for (size_t n = 0; n < N; ++n) std::memcpy(some, x[n] + i, 4 * (last - i)), given[n] = load(some);
+        F(given, made);
+        for (size_t n = 0; n < M; ++n) store(some, made[n]), std::memcpy(y[n] + i, some, 4 * (last - i));
     });
 }
 
@@ -402,19 +401,19 @@ extern "C" {
 using namespace fused_loops;
 
 void swiglu(const float* gate, const float* up, float* y, int64_t count) {
-    each<2, 1>(count, {gate, up}, {y}, fused_loops::gate);
+    each<fused_loops::gate>(count, {gate, up}, {y});
 }
 
 void swiglu_back(
     const float* grad, const float* gate, const float* up, float* grad_gate, float* grad_up, int64_t count
 ) {
-    each<3, 2>(count, {grad, gate, up}, {grad_gate, grad_up}, gate_back);
+    each<gate_back>(count, {grad, gate, up}, {grad_gate, grad_up});
 }
 
-void gelu_tanh(const float* x, float* y, int64_t count) { each<1, 1>(count, {x}, {y}, gelu); }
+void gelu_tanh(const float* x, float* y, int64_t count) { each<gelu>(count, {x}, {y}); }
 
 void gelu_tanh_back(const float* grad, const float* x, float* grad_x, int64_t count) {
-    each<2, 1>(count, {grad, x}, {grad_x}, gelu_back);
+    each<gelu_back>(count, {grad, x}, {grad_x});
 }
 
 void rms_norm(const float* x, const float* w, float* y, float* rates, int64_t rows, int64_t d, float eps) {
