@@ -49,6 +49,14 @@ void gating() {
         look(a[i], grad[i] * up[i] * slope, std::abs(double(grad[i]) * up[i]) * (1 + std::abs(gate[i])));
         look(b[i], grad[i] * silu, std::abs(grad[i] * silu));
     }
+    gelu_tanh(gate.data(), y.data(), n);
+    gelu_tanh_back(grad.data(), gate.data(), a.data(), n);
+    for (int64_t i = 0; i < n; ++i) {
+        const double x = gate[i], root = std::sqrt(2 / std::acos(-1.0)), t = std::tanh(root * (x + 0.044715 * x * x * x));
+        const double slope = (1 + t) / 2 + x / 2 * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x);
+        look(y[i], x * (1 + t) / 2, std::abs(x));
+        look(a[i], grad[i] * slope, std::abs(grad[i]) * (1 + std::abs(x)));
+    }
 }
 
 void norms() {

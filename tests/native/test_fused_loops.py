@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import glassformer as gf
 from glassformer.machine import native
 from glassformer.parts import fused_loops
+from glassformer.parts.ffn.base import gelu_tanh
 from glassformer.parts.ffn.glu import gated
 from glassformer.parts.kernel import AttentionCall
 from glassformer.parts.kernel.naive import Naive
@@ -26,23 +28,30 @@ from glassformer.parts.position.rotary import naive_turn
 from glassformer.parts.position.turn import turn
 from glassformer.parts.visibility import Bidirectional, Causal
 
-from .test_few_rows import AS_AVX2, SANITIZED, check_against_the_twin, runs_avx2
+from .test_few_rows import SANITIZED, check_against_the_twin
 
 SOURCE = Path(__file__).with_name("fused_loops.cpp")
+LOOPS = ("swiglu", "swiglu_grad", "gelu_tanh", "gelu_tanh_grad", "rms_norm", "rms_norm_grad", "turn", "attention",
+         "cross_entropy")  # fmt: skip
 serves = pytest.mark.skipif(not fused_loops.serves(), reason="no kernel for this processor, or no compiler here")
 
 
-@pytest.mark.parametrize("name", ["avx2", "avx512vnni"])
-def test_machine_code_is_the_formulas_in_fp64(name: str, tmp_path: Path) -> None:
-    if (missing := native.lacking(native.KERNELS[name])) or native.compiler() is None:
+@pytest.fixture(params=["avx2", "avx512vnni"])
+def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Compiler options of a kernel that this processor has."""
+    one = native.KERNELS[request.param]
+    if (missing := native.lacking(one)) or native.compiler() is None:
         pytest.skip(f"no {missing or 'compiler'} here")
-    check_against_the_twin(tmp_path, (*native.OPTIONS, *native.KERNELS[name].options), 60, SOURCE)
+    return one.options
 
 
-@runs_avx2
+def test_machine_code_is_the_formulas_in_fp64(options: tuple[str, ...], tmp_path: Path) -> None:
+    check_against_the_twin(tmp_path, (*native.OPTIONS, *options), 60, SOURCE)
+
+
 @pytest.mark.slow
-def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    check_against_the_twin(tmp_path, (*SANITIZED, *AS_AVX2), 60, SOURCE)
+def test_sanitizers_find_nothing(options: tuple[str, ...], tmp_path: Path) -> None:
+    check_against_the_twin(tmp_path, (*SANITIZED, *options), 60, SOURCE)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -77,7 +86,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
         return call
 
-    for name in ("swiglu", "swiglu_grad", "rms_norm", "rms_norm_grad", "turn", "attention", "cross_entropy"):
+    for name in LOOPS:
         monkeypatch.setattr(fused_loops, name, told(name, getattr(fused_loops, name)))
     yield found
 
@@ -90,11 +99,12 @@ def attended(q: Tensor, k: Tensor, v: Tensor, kernel: Any, causal: bool) -> Tens
 @serves
 @settings(max_examples=20, deadline=None)
 @given(b=st.integers(1, 3), s=st.integers(1, 90), f=st.integers(1, 40), seed=st.integers(0, 99))
-def test_gating_and_norm_are_their_definitions(b: int, s: int, f: int, seed: int) -> None:
+def test_gating_gelu_and_norm_are_their_definitions(b: int, s: int, f: int, seed: int) -> None:
     from glassformer.parts.ffn.fused_activation import swiglu
 
     x, up, weight = drawn(b, s, f, seed=seed), drawn(b, s, f, seed=seed + 1), drawn(f, seed=seed + 2)
     check(swiglu, gated(torch.nn.functional.silu), x, up)
+    check(gelu_tanh, partial(torch.nn.functional.gelu, approximate="tanh"), 3 * x)
     check(lambda x, w: rms_norm(x, w, 1e-5), lambda x, w: naive_rms_norm(x, w, 1e-5), x, weight)
 
 
@@ -143,7 +153,7 @@ def test_loss_is_its_definition(bias: bool) -> None:
 
 
 @serves
-def test_a_step_of_llama_takes_every_loop_and_has_the_same_bits_with_any_number_of_threads(called: set[str]) -> None:
+def test_steps_take_every_loop_and_have_the_same_bits_with_any_number_of_threads(called: set[str]) -> None:
     found, before = [], torch.get_num_threads()
     tokens = torch.randint(60, (4, 41))
     try:
@@ -154,14 +164,15 @@ def test_a_step_of_llama_takes_every_loop_and_has_the_same_bits_with_any_number_
                 *gradients(lambda *x: attended(*x, Sdpa(), True), q, k, v),
                 *gradients(lambda x, w: rms_norm(x, w, 1e-5), x, drawn(24)),
                 fused_loops.swiglu(x, up),
+                fused_loops.gelu_tanh(x),
             ])  # fmt: skip
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     called.clear()
-    model = gf.preset("llama@0.1m+vocab_size=60").build(seed=0)
-    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
-    assert called == {"swiglu", "swiglu_grad", "rms_norm", "rms_norm_grad", "turn", "attention", "cross_entropy"}
+    for name in ("llama", "gpt2"):
+        gf.preset(f"{name}@0.1m+vocab_size=60").build(seed=0).loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    assert called == set(LOOPS)
 
 
 @serves
@@ -194,7 +205,12 @@ def test_torch_computes_what_it_watches(called: set[str]) -> None:
     tokens = torch.randint(60, (2, 9))
     with FlopCounterMode(display=False) as count:
         model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
-    assert count.get_total_flops() > 0 and not called
+    assert count.get_total_flops() > 0
+    with torch.no_grad():
+        model.loss(tokens[:, :-1], tokens[:, 1:])
+    assert "attention" not in called
+    called.clear()
+    gelu_tanh(x)
     model.double().loss(tokens[:, :-1], tokens[:, 1:]).backward()
     torch.func.vmap(lambda one: torch.as_tensor(fused_loops.swiglu(one, one) is None))(x)
     q = x.clone().requires_grad_()

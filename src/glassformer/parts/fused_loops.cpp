@@ -1,6 +1,6 @@
-// Loops of a training step in fp32, each in one pass over memory: the gating of SwiGLU, the RMS norm, the rotation of pairs and
-// softmax attention, with their gradients. `fused_loops.py` has the definitions. Every number is computed by one thread in one
-// order, so that the bits depend neither on the number of threads nor on the other rows.
+// Loops of a training step in fp32, each in one pass over memory: the gating of SwiGLU, GELU, the RMS norm, the rotation of pairs
+// and softmax attention, with their gradients. `fused_loops.py` has the definitions. Every number is computed by one thread in
+// one order, so that the bits depend neither on the number of threads nor on the other rows.
 
 #define INCLUDED
 #include "few_rows.cpp"
@@ -42,25 +42,49 @@ inline float product(const float* x, const float* y, int64_t count) {
     return total;
 }
 
-// SwiGLU
-
-struct Gated {
-    __m256 s, silu;
-};
-
-inline Gated gated(__m256 gate) {
-    const __m256 s = sigmoid(gate);
-    return {s, _mm256_mul_ps(gate, s)};
+// y[0], y[1] .. = F(x[0], x[1] ..) of `count` numbers; F takes and gives vectors of eight.
+template <auto F, size_t N, size_t M>
+inline void each(int64_t count, const float* const (&x)[N], float* const (&y)[M]) {
+    in_pieces(count, [=](int64_t first, int64_t last) {
+        __m256 given[N], made[M];
+        int64_t i = first;
+        for (; i + 8 <= last; i += 8) {
+            for (size_t n = 0; n < N; ++n) given[n] = load(x[n] + i);
+            F(given, made);
+            for (size_t n = 0; n < M; ++n) store(y[n] + i, made[n]);
+        }
+        if (i == last) return;
+        float some[8] = {};
+        for (size_t n = 0; n < N; ++n) std::memcpy(some, x[n] + i, 4 * (last - i)), given[n] = load(some);
+        F(given, made);
+        for (size_t n = 0; n < M; ++n) store(some, made[n]), std::memcpy(y[n] + i, some, 4 * (last - i));
+    });
 }
 
-inline void gate(const float* gate, const float* up, float* y) { store(y, _mm256_mul_ps(gated(load(gate)).silu, load(up))); }
+// SwiGLU: of gate and up; of the gradient, gate and up those of gate and up.
 
-inline void gate_back(const float* grad, const float* gate, const float* up, float* grad_gate, float* grad_up) {
-    const __m256 d = load(grad);
-    const Gated g = gated(load(gate));
-    const __m256 slope = _mm256_fmadd_ps(g.silu, _mm256_sub_ps(number(1), g.s), g.s);
-    store(grad_gate, _mm256_mul_ps(_mm256_mul_ps(slope, d), load(up)));
-    store(grad_up, _mm256_mul_ps(g.silu, d));
+inline void gate(const __m256* x, __m256* y) { y[0] = _mm256_mul_ps(_mm256_mul_ps(x[0], sigmoid(x[0])), x[1]); }
+
+inline void gate_back(const __m256* x, __m256* y) {
+    const __m256 s = sigmoid(x[1]), silu = _mm256_mul_ps(x[1], s);
+    const __m256 slope = _mm256_fmadd_ps(silu, _mm256_sub_ps(number(1), s), s);
+    y[0] = _mm256_mul_ps(_mm256_mul_ps(slope, x[0]), x[2]);
+    y[1] = _mm256_mul_ps(silu, x[0]);
+}
+
+// GELU: x s, s = sigmoid(SLOPE (x + CUBE x^3)); of the gradient and x that of x.
+
+constexpr float SLOPE = 2 * 0.7978845608028654, CUBE = 0.044715;
+
+inline __m256 rise(__m256 square, float cube) { return _mm256_fmadd_ps(number(SLOPE * cube), square, number(SLOPE)); }
+
+inline __m256 open(__m256 x) { return sigmoid(_mm256_mul_ps(x, rise(_mm256_mul_ps(x, x), CUBE))); }
+
+inline void gelu(const __m256* x, __m256* y) { y[0] = _mm256_mul_ps(x[0], open(x[0])); }
+
+inline void gelu_back(const __m256* x, __m256* y) {
+    const __m256 s = open(x[1]), bend = _mm256_mul_ps(_mm256_mul_ps(x[1], s), _mm256_sub_ps(number(1), s));
+    y[0] = _mm256_mul_ps(x[0], _mm256_fmadd_ps(bend, rise(_mm256_mul_ps(x[1], x[1]), 3 * CUBE), s));
 }
 
 // RMS norm
@@ -185,10 +209,10 @@ inline void tile(
     for (int n = 0; n < N; ++n) put(c + n * c_row, sums[n]);
 }
 
-// For the first `count` of 8 numbers: bits to keep, and bounds that they do not reach.
+// The first `count` of 8 numbers; the others become 0, or -infinity.
 constexpr float INF = __builtin_inff();
-alignas(32) constexpr int32_t KEPT[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
-alignas(32) constexpr float BOUNDS[16] = {INF, INF, INF, INF, INF, INF, INF, INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF};
+constexpr int32_t KEPT[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+constexpr float BOUNDS[16] = {INF, INF, INF, INF, INF, INF, INF, INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF};
 inline __m256 kept(__m256 x, int64_t count) {
     const __m256i bits = _mm256_loadu_si256((const __m256i*)(KEPT + 8 - count));
     return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_castps_si256(x)));
@@ -267,7 +291,7 @@ struct Attention {
             for (int64_t r = first; r < last; r += TILE) {
                 const int64_t end = std::min(last, r + TILE);
                 tile(end - r, weights + (r - first) * keys(), keys(), 1, panels, seen(end - 1),
-                        y + (r - first) * y_row + c, y_row, false);
+                     y + (r - first) * y_row + c, y_row, false);
             }
     }
 
@@ -279,7 +303,7 @@ struct Attention {
             for (int64_t j = 0; j < seen(last - 1); j += TILE) {
                 const int64_t from = causal ? std::max(first, j - (t - s)) : first;
                 tile(std::min(TILE, t - j), weights + (from - first) * keys() + j, 1, keys(), panels + from * WIDE,
-                        last - from, y + j * columns + c, columns, true);
+                     last - from, y + j * columns + c, columns, true);
             }
     }
 
@@ -296,7 +320,7 @@ struct Attention {
             float divisors[BLOCK];
             for (int64_t r = first; r < last; ++r) {
                 float* row = scores + (r - first) * keys();
-                const int64_t end = (seen(r) - 1) / 8 * 8, rest = seen(r) - end;  // whole vectors, and what follows
+                const int64_t end = (seen(r) - 1) / 8 * 8, rest = seen(r) - end;  // the last vector has 1 .. 8 numbers
                 __m256 tops = bounded(load(row + end), rest);
                 for (int64_t j = 0; j < end; j += 8) tops = _mm256_max_ps(tops, load(row + j));
                 const float top = few_rows::largest(tops);
@@ -380,30 +404,19 @@ extern "C" {
 using namespace fused_loops;
 
 void swiglu(const float* gate, const float* up, float* y, int64_t count) {
-    in_pieces(count, [=](int64_t first, int64_t last) {
-        int64_t i = first;
-        for (; i + 8 <= last; i += 8) fused_loops::gate(gate + i, up + i, y + i);
-        if (i == last) return;
-        float some[3][8] = {};
-        std::memcpy(some[0], gate + i, 4 * (last - i)), std::memcpy(some[1], up + i, 4 * (last - i));
-        fused_loops::gate(some[0], some[1], some[2]);
-        std::memcpy(y + i, some[2], 4 * (last - i));
-    });
+    each<fused_loops::gate>(count, {gate, up}, {y});
 }
 
 void swiglu_back(
     const float* grad, const float* gate, const float* up, float* grad_gate, float* grad_up, int64_t count
 ) {
-    in_pieces(count, [=](int64_t first, int64_t last) {
-        int64_t i = first;
-        for (; i + 8 <= last; i += 8) gate_back(grad + i, gate + i, up + i, grad_gate + i, grad_up + i);
-        if (i == last) return;
-        float some[5][8] = {};
-        const int64_t bytes = 4 * (last - i);
-        std::memcpy(some[0], grad + i, bytes), std::memcpy(some[1], gate + i, bytes), std::memcpy(some[2], up + i, bytes);
-        gate_back(some[0], some[1], some[2], some[3], some[4]);
-        std::memcpy(grad_gate + i, some[3], bytes), std::memcpy(grad_up + i, some[4], bytes);
-    });
+    each<gate_back>(count, {grad, gate, up}, {grad_gate, grad_up});
+}
+
+void gelu_tanh(const float* x, float* y, int64_t count) { each<gelu>(count, {x}, {y}); }
+
+void gelu_tanh_back(const float* grad, const float* x, float* grad_x, int64_t count) {
+    each<gelu_back>(count, {grad, x}, {grad_x});
 }
 
 void rms_norm(const float* x, const float* w, float* y, float* rates, int64_t rows, int64_t d, float eps) {

@@ -4,6 +4,7 @@ Operations of torch read and write whole tensors: the gradient of a gating is te
 model these passes take as long as the matmuls. Here each is one loop, built once for a machine in seconds:
 
     gating     y = silu(gate) up
+    GELU       y = x sigmoid(2 z),  z = sqrt(2 / pi) (x + 0.044715 x^3)
     RMS norm   y = x rate w,  rate = 1 / sqrt(mean(x^2) + eps)
     rotation   y = x cos + swap(x) sin, where swap exchanges the elements of each pair
     loss       log sum exp(logits) - logit of the target
@@ -70,6 +71,8 @@ def _library() -> Any:
     for function, arguments in {
         "swiglu": [at] * 3 + [whole],
         "swiglu_back": [at] * 5 + [whole],
+        "gelu_tanh": [at] * 2 + [whole],
+        "gelu_tanh_back": [at] * 3 + [whole],
         "rms_norm": [at] * 4 + [whole] * 2 + [real],
         "rms_norm_back": [at] * 7 + [whole] * 2,
         "turn_pairs": [at] * 4 + [whole] + [at] * 3 + [whole, ctypes.c_int32, real],
@@ -120,6 +123,26 @@ def swiglu_grad(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]
         grad.data_ptr(), gate.data_ptr(), up.data_ptr(), of_gate.data_ptr(), of_up.data_ptr(), gate.numel()
     )
     return of_gate, of_up
+
+
+def gelu_tanh(x: Tensor) -> Tensor | None:
+    """Returns the GELU of x, by its formula with a tanh."""
+    if (found := _serving(x)) is None:
+        return None
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    found.gelu_tanh(x.data_ptr(), y.data_ptr(), y.numel())
+    return y
+
+
+def gelu_tanh_grad(grad: Tensor, x: Tensor) -> Tensor | None:
+    """Returns the gradient of x, from that of `gelu_tanh(x)`."""
+    if (found := _serving(grad, x)) is None:
+        return None
+    grad, x = grad.contiguous(), x.contiguous()
+    of_x = torch.empty_like(x)
+    found.gelu_tanh_back(grad.data_ptr(), x.data_ptr(), of_x.data_ptr(), x.numel())
+    return of_x
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from glassformer.errors import RequestError
+from glassformer.parts import fused_loops
 from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.owner import Seam
@@ -42,12 +43,15 @@ class _GeluTanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return _gelu_tanh(x)
+        y = fused_loops.gelu_tanh(x) if ctx.needs_input_grad[0] else None
+        return _gelu_tanh(x) if y is None else y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return _gelu_tanh_grad(grads[0], *ctx.saved_tensors)
+        given = grads[0], *ctx.saved_tensors
+        grad = fused_loops.gelu_tanh_grad(*given)
+        return _gelu_tanh_grad(*given) if grad is None else grad
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
