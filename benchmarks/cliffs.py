@@ -44,7 +44,7 @@ OBJECTIVES = {"masked": f"{BASE}+bidirectional", "prefix": f"{BASE}+prefix", "in
 """Objectives of plain text, each with a model that it trains."""
 PLAYED = {
     "this processor": {},
-    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "SSE": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
 }
 """Environments of the processors that a process can play."""
