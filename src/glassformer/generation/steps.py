@@ -72,7 +72,13 @@ def prefill(
     sizes = [first, *[chunk] * whole, *[rest] * bool(rest)]
     told = [None] * len(sizes) if documents is None else documents.split(sizes, dim=1)
     read = 0
+    plain = documents is None and memory is None and prefix is None
     for part, ids in zip(tokens.split(sizes, dim=1), told, strict=True):
+        if plain and (step := native_step(model, state, part.shape[1])) is not None:
+            read += part.shape[1]
+            with paced(model, ("several", part.shape[1])):
+                logits = step(model, part, state)
+            continue
         with paced(model, ("prefill", part.numel().bit_length()), part.numel(), same_bits(model)):
             x = model.hidden_states(part, state, documents=ids, memory=memory, global_tokens=prefix)
             if (read := read + part.shape[1]) == tokens.shape[1]:
@@ -149,6 +155,15 @@ def decode(model: Model, tokens: Int[Tensor, "b 1"], state: ModelState) -> Float
     warn_crossing(model.settled if step is None else step.settled, state, 1)
     with paced(model, ("decode", len(tokens)), free=step is not None or same_bits(model)):
         return model(tokens, state)[:, -1] if step is None else step(model, tokens, state)
+
+
+def decode_several(model: Model, tokens: Int[Tensor, "1 s"], state: ModelState) -> Float[Tensor, "s v"]:
+    """Reads some tokens of one text into `state`; returns the logits (s, v) after each. Computed natively, they have
+    the bits of `decode`."""
+    count = tokens.shape[1]
+    step = native_step(model, state, count)
+    with paced(model, ("several", count), free=step is not None or same_bits(model)):
+        return model(tokens, state)[0] if step is None else step(model, tokens, state, every=True)
 
 
 def warn_crossing(settled: int | None, state: ModelState, more: int) -> bool:

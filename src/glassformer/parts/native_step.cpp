@@ -1,7 +1,7 @@
-// A decoding step as a list of instructions, for processors with AVX2 at least, or ARM: one new token in each of some rows.
-// `generation/native_step.py` writes the list and says what each instruction computes; numbers between them are fp32. All threads
+// A decoding step as a list of instructions, for processors with AVX2 at least, or ARM: one new token in each of some
+// texts, or some of one text. `generation/native_step.py` writes the list and says what each instruction computes; numbers between them are fp32. All threads
 // go through the list together. Each number is summed by one thread in one order, so that a row has the same bits in
-// any company and with any number of threads.
+// any company, with any number of threads, and whether the tokens of its text are read at once or one after the other.
 
 #define INCLUDED
 #include "few_rows.cpp"
@@ -47,7 +47,7 @@ struct Cache {  // keys and values (b, g, slots, h), with scales (b, g, slots) b
     int32_t code, unused;
 };
 
-struct Table {  // cos and +-sin (n, r) of turned pairs, for the rows of a step or, with n = 0, for lengths 0, 1, ...
+struct Table {  // cos and +-sin (n, r) of turned pairs, for n rows and again the next n or, with n = 0, for lengths 0, 1, ...
     const float *cosine, *sine;
     int64_t rows;
 };
@@ -184,8 +184,9 @@ struct Step {
     float* values;
     const Cache* caches;
     const Table* tables;
-    const int64_t *lengths, *tokens;
-    int64_t rows;
+    const int64_t *lengths, *tokens;  // of each row: number of tokens before it in its text, and its token
+    int64_t rows, tokens_each;        // tokens of a text are rows one after the other
+    int64_t from;                     // first row that is computed
     Rounded* in;
     std::vector<float>* scores;
 
@@ -197,9 +198,13 @@ struct Step {
         int64_t first, end;
     };
     static Range share(int64_t count, int64_t me, int64_t of) { return {count * me / of, count * (me + 1) / of}; }
+    Range share_of_rows(int64_t pieces, int64_t me, int64_t of) const {  // of `pieces` pieces in each row
+        const Range mine = share((rows - from) * pieces, me, of);
+        return {from * pieces + mine.first, from * pieces + mine.end};
+    }
 
     void norm(const Instruction& op, int64_t me, int64_t of) const {
-        const Range mine = share(rows * op.heads, me, of);
+        const Range mine = share_of_rows(op.heads, me, of);
         const int64_t width = op.width;
         for (int64_t k = mine.first; k < mine.end; ++k) {
             const int64_t r = k / op.heads, head = k % op.heads;
@@ -240,7 +245,7 @@ struct Step {
     void round(const Instruction& op, int64_t me, int64_t of) const {
         if (me == 0) in->rows = rows, in->inner = op.inner, in->groups = op.inner / few_rows::GROUP;
         const int64_t groups = op.inner / few_rows::GROUP;
-        const Range mine = share(rows * groups, me, of);
+        const Range mine = share_of_rows(groups, me, of);
         for (int64_t k = mine.first; k < mine.end; ++k) {
             const int64_t first = few_rows::GROUP * (k % groups), left = op.outer - first;
             const float* x = row(op.a, k / groups) + first;
@@ -256,7 +261,7 @@ struct Step {
         float* y[4];
         const W* w = (const W*)op.weight;
         for (int64_t first = mine.first; first < mine.end; first += 64)  // of which all rows of x meet a piece
-            for (int64_t r = 0; r < rows;) {
+            for (int64_t r = from; r < rows;) {
                 const int64_t end = std::min(first + 64, mine.end), n = rows - r >= 4 ? 4 : 1;
                 for (int64_t k = 0; k < n; ++k) x[k] = row(op.a, r + k), y[k] = row(op.out, r + k);
                 int64_t at = first;
@@ -277,7 +282,7 @@ struct Step {
             const int64_t together = op.code == INT4 ? few_rows::BLOCK : 2;
             const Range units = share((op.outer + together - 1) / together, me, of);
             float* y = row(op.out, 0);
-            for (int64_t first = 0; first < rows; first += few_rows::ROWS) {
+            for (int64_t first = from; first < rows; first += few_rows::ROWS) {
                 const int64_t end = std::min(first + few_rows::ROWS, rows);
                 for (int64_t unit = units.first; unit < units.end; ++unit)
                     if (op.code == INT4)
@@ -295,7 +300,7 @@ struct Step {
             else plain<float>(op, mine);
         }
         if (op.bias_code != NONE)
-            for (int64_t r = 0; r < rows; ++r)
+            for (int64_t r = from; r < rows; ++r)
                 for (int64_t i = mine.first; i < mine.end; ++i)
                     row(op.out, r)[i] += parameter(op.bias, op.bias_code, i);
     }
@@ -304,17 +309,17 @@ struct Step {
     void elementwise(const Instruction& op, int64_t me, int64_t of, F f) const {
         const Range units = share((op.outer + 63) / 64, me, of);
         const int64_t first = 64 * units.first, end = std::min(64 * units.end, op.outer);
-        for (int64_t r = 0; r < rows && first < end; ++r)
+        for (int64_t r = from; r < rows && first < end; ++r)
             each(row(op.a, r), op.both ? row(op.b, r) : nullptr, row(op.out, r), first, end, f);
     }
 
     void turn(const Instruction& op, int64_t me, int64_t of) const {
-        const Range mine = share(rows * op.heads, me, of);
+        const Range mine = share_of_rows(op.heads, me, of);
         const Table& table = tables[op.table];
         const int64_t r = op.turned, half = r / 2;
         for (int64_t k = mine.first; k < mine.end; ++k) {
             float* x = row(op.a, k / op.heads) + (k % op.heads) * op.width;
-            const int64_t at = (table.rows == 0 ? lengths[k / op.heads] : table.rows == 1 ? 0 : k / op.heads) * r;
+            const int64_t at = (table.rows == 0 ? lengths[k / op.heads] : k / op.heads % table.rows) * r;
             const float *cosine = table.cosine + at, *sine = table.sine + at;
             for (int64_t i = 0; i < half; ++i) {
                 const int64_t one = op.interleaved ? 2 * i : i, other = op.interleaved ? 2 * i + 1 : i + half;
@@ -326,7 +331,7 @@ struct Step {
     }
 
     void embed(const Instruction& op, int64_t me, int64_t of) const {
-        const Range mine = share(rows, me, of);
+        const Range mine = share_of_rows(1, me, of);
         for (int64_t r = mine.first; r < mine.end; ++r) {
             float* y = row(op.out, r);
             const int64_t first = tokens[r] * op.outer;
@@ -339,13 +344,13 @@ struct Step {
 
     void keep(const Instruction& op, int64_t me, int64_t of) const {
         const Cache& cache = caches[op.cache];
-        const Range mine = share(rows * op.groups, me, of);
+        const Range mine = share_of_rows(op.groups, me, of);
         for (int64_t k = mine.first; k < mine.end; ++k) {
-            const int64_t r = k / op.groups, g = k % op.groups, slot = lengths[r] % cache.slots;
-            const int64_t scale = r * cache.scale_stride + g * cache.slots + slot;
-            store(cache.keys, cache.code, r * cache.key_stride + (g * cache.slots + slot) * op.width,
+            const int64_t r = k / op.groups, g = k % op.groups, slot = lengths[r] % cache.slots, text = r / tokens_each;
+            const int64_t scale = text * cache.scale_stride + g * cache.slots + slot;
+            store(cache.keys, cache.code, text * cache.key_stride + (g * cache.slots + slot) * op.width,
                   row(op.b, r) + g * op.width, op.width, cache.key_scales + scale);
-            store(cache.values, cache.code, r * cache.value_stride + (g * cache.slots + slot) * op.value_width,
+            store(cache.values, cache.code, text * cache.value_stride + (g * cache.slots + slot) * op.value_width,
                   row(op.c, r) + g * op.value_width, op.value_width, cache.value_scales + scale);
         }
     }
@@ -369,12 +374,12 @@ struct Step {
     template <typename X>
     void attend(const Instruction& op, int64_t r, int64_t head, std::vector<float>& scores) const {
         const Cache& cache = caches[op.cache];
-        const int64_t g = head / (op.heads / op.groups), last = lengths[r];
+        const int64_t g = head / (op.heads / op.groups), last = lengths[r], text = r / tokens_each;
         const int64_t first = op.window ? std::max<int64_t>(0, last - op.window + 1) : 0, count = last - first + 1;
-        const X* keys = (const X*)cache.keys + r * cache.key_stride + g * cache.slots * op.width;
-        const X* cells = (const X*)cache.values + r * cache.value_stride + g * cache.slots * op.value_width;
+        const X* keys = (const X*)cache.keys + text * cache.key_stride + g * cache.slots * op.width;
+        const X* cells = (const X*)cache.values + text * cache.value_stride + g * cache.slots * op.value_width;
         const bool scaled = std::is_same<X, int8_t>::value;
-        const int64_t scale = r * cache.scale_stride + g * cache.slots;
+        const int64_t scale = text * cache.scale_stride + g * cache.slots;
         const float* q = row(op.a, r) + head * op.width;
         const int64_t slot = first % cache.slots, before = std::min(count, cache.slots - slot);  // the ring's end
         const auto row_of = [&](int64_t k) { return k < before ? slot + k : k - before; };
@@ -411,7 +416,7 @@ struct Step {
     }
 
     void attend(const Instruction& op, int64_t me, int64_t of) const {
-        const Range mine = share(rows * op.heads, me, of);
+        const Range mine = share_of_rows(op.heads, me, of);
         for (int64_t k = mine.first; k < mine.end; ++k) {
             const int64_t r = k / op.heads, head = k % op.heads;
             const int32_t code = caches[op.cache].code;
@@ -455,11 +460,15 @@ extern "C" {
 int64_t size_of_instruction() { return sizeof(native_step::Instruction); }
 
 // 0; 1 without memory, 2 for a row of negative length, 3 for a token without an embedding. `inner`: the largest of rounded rows; 0 if none is.
+// After the last instruction that keeps anything, only the last `wanted` rows are computed.
 int32_t run_native_step(
-    const native_step::Instruction* list, int64_t count, int64_t rows, float* values, const native_step::Cache* caches,
-    const native_step::Table* tables, const int64_t* lengths, const int64_t* tokens, int64_t inner, int64_t threads
+    const native_step::Instruction* list, int64_t count, int64_t rows, int64_t tokens_each, int64_t wanted, float* values,
+    const native_step::Cache* caches, const native_step::Table* tables, const int64_t* lengths, const int64_t* tokens,
+    int64_t inner, int64_t threads
 ) {
-    int64_t longest = 0;
+    int64_t longest = 0, kept = 0;
+    for (int64_t k = 0; k < count; ++k)
+        if (list[k].kind == native_step::KEEP) kept = k;
     for (int64_t r = 0; r < rows; ++r) {
         if (lengths[r] < 0) return 2;
         longest = std::max(longest, lengths[r]);
@@ -469,12 +478,14 @@ int32_t run_native_step(
         few_rows::Rounded in(rows, inner, true);
         in.q.reset(new int16_t[rows * inner]);
         std::vector<std::vector<float>> scores(threads, std::vector<float>(longest + 1));
-        const native_step::Step step{values, caches, tables, lengths, tokens, rows, &in, scores.data()};
+        const native_step::Step whole{values, caches, tables, lengths, tokens, rows, tokens_each, 0, &in, scores.data()};
+        native_step::Step rest = whole;
+        rest.from = rows - wanted;
 #pragma omp parallel num_threads(threads)
         {
             const int64_t me = omp_get_thread_num(), of = omp_get_num_threads();
             for (int64_t k = 0; k < count; ++k) {
-                step.run(list[k], me, of);
+                (k > kept ? rest : whole).run(list[k], me, of);
 #pragma omp barrier
             }
         }
