@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from glassformer.errors import RequestError
-from glassformer.generation import generate, steps
+from glassformer.generation import generate, native_step, steps
 from glassformer.generation.engine import Engine, GenerationRequest
 from glassformer.generation.sampling import Sampling
 from glassformer.generation.steps import piece_end, split_pieces
@@ -504,8 +504,15 @@ class Ticks:
         engine.clock = lambda: self.now
 
 
+@pytest.fixture
+def by_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves passes over several tokens to the model's own code, however few they are."""
+    monkeypatch.setattr(native_step, "MOST", 1)
+
+
 @pytest.mark.parametrize("expression", ["llama", "gpt2", "bloom", "mistral+window:5", "llama+mamba", "llama+mla"])
 @pytest.mark.parametrize("decoding", [1, 2, 100])
+@pytest.mark.usefixtures("by_layers")
 def test_a_prompt_read_by_layers_gives_the_bits_of_one_read_at_once(
     expression: str, decoding: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -526,6 +533,7 @@ def test_a_prompt_read_by_layers_gives_the_bits_of_one_read_at_once(
     assert asked[1].tokens == alone(model, asked[1])
 
 
+@pytest.mark.usefixtures("by_layers")
 def test_a_running_text_waits_one_step_for_a_prompt(monkeypatch: pytest.MonkeyPatch):
     """Decoding takes 4, so at most floor(0.9 * 4) = 3 layers come between two tokens, and no step has layers of two
     pieces."""
@@ -550,6 +558,7 @@ def test_pieces_have_fewer_tokens_in_a_long_prompt():
 
 
 @pytest.mark.parametrize("expression", ["llama", "mistral+window:5"])
+@pytest.mark.usefixtures("by_layers")
 def test_bits_of_a_long_prompt_do_not_depend_on_company(expression: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(steps, "HALVINGS", (8, 16))
     monkeypatch.setattr(steps, "LEAST_PIECE", 2)
@@ -577,6 +586,7 @@ def test_single_text_is_prefilled_in_whole_pieces(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("end", ["cancel", "error"])
+@pytest.mark.usefixtures("by_layers")
 def test_a_prompt_that_ends_between_its_layers_leaves_nothing(end: str, monkeypatch: pytest.MonkeyPatch):
     model = tiny("llama+layers=6")
     engine = Engine(model, slots=3, context=64, piece=8)

@@ -16,6 +16,7 @@ from torch import Tensor
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.compiled import CompiledStep
 from glassformer.generation.grammar import Constraint
+from glassformer.generation.native_step import native_step
 from glassformer.generation.prompt_cache import check_keeps
 from glassformer.generation.rules import Rules
 from glassformer.generation.sampling import Sampled, Sampling, choose, row_generator
@@ -210,8 +211,8 @@ class Engine:
     `piece` is the largest number of prompt tokens that a step reads; pieces end at its multiples, and have fewer tokens
     in a long prompt (`piece_end`). While other texts run, a piece is read some layers at a time, in at most `SHARE` of
     the time of a decoding step by the time of the layer before (at least one layer), so that a long prompt delays other
-    texts by at most one step a token; the bits equal those of a piece that is read at once. A prompt that a model must
-    read as a whole is not split.
+    texts by at most one step a token; the bits equal those of a piece that is read at once. A piece of a few tokens
+    that has native instructions, and a prompt that a model must read as a whole, are not split.
     """
 
     def __init__(
@@ -443,7 +444,8 @@ class Engine:
         end = min(len(text), piece_end(state.length, self.piece))
         if (size := end - state.length) > left:
             return None
-        if reader is None and until is not None and self.model.reads_by_layer:
+        whole = native_step(self.model, state, size) is not None
+        if reader is None and until is not None and self.model.reads_by_layer and not whole:
             ids = torch.tensor([text[state.length : end]], device=self.model.device)
             reader = self._piece_reader = PieceReader(self.model, ids, state)
         if reader is not None:

@@ -13,7 +13,7 @@ from glassformer.errors import WorkError
 from glassformer.generation.engine import GenerationRequest, ruled
 from glassformer.generation.native_step import native_step
 from glassformer.generation.sampling import Sampled, choose
-from glassformer.generation.steps import PieceReader, decode, split_pieces, warn_crossing
+from glassformer.generation.steps import PieceReader, prefill, split_pieces, warn_crossing
 from glassformer.model import Model
 from glassformer.parts.state import ModelState
 
@@ -62,23 +62,22 @@ def observed(
         yield from observer.token(token, free[0])
         yield found
         after = torch.tensor([[token]], device=model.device)
-        with observer.watching(True):
-            whole = native_step(model, state) is not None  # nothing is seen or edited
-        if whole:
-            logits = decode(model, after, state)
-        else:
-            warn_crossing(settled, state, 1)
-            logits = yield from _pass(model, after, state, observer, True)
+        warn_crossing(settled, state, 1)
+        logits = yield from _pass(model, after, state, observer, True)
 
 
 def _pass(
     model: Model, tokens: Tensor, state: ModelState, observer: Observer, seen: bool
 ) -> Generator[None, None, Tensor]:
     """Reads tokens (1, s) into `state`, and yields after each layer. Returns the logits (1, v) of the next token."""
+    with observer.watching(seen):
+        whole = native_step(model, state, tokens.shape[1]) is not None  # nothing is seen or edited
+    if whole:
+        return prefill(model, tokens, state)
     if not model.reads_by_layer:
         with observer.watching(seen):
             return model(tokens, state)[:, -1]
-    reader, whole = PieceReader(model, tokens, state), False
+    reader = PieceReader(model, tokens, state)
     while not whole:
         with observer.watching(seen):
             whole = reader.read(lambda: True)
