@@ -562,7 +562,7 @@ def test_pieces_have_fewer_tokens_in_a_long_prompt():
 def test_bits_of_a_long_prompt_do_not_depend_on_company(expression: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(steps, "HALVINGS", (8, 16))
     monkeypatch.setattr(steps, "LEAST_PIECE", 2)
-    prompt, model = [(7 * i) % 31 for i in range(29)], tiny(expression)
+    prompt, model = [(7 * i) % 31 for i in range(30)], tiny(expression)
     found = []
     for company in (False, True):
         engine = Engine(model, slots=3, context=64, piece=8)

@@ -551,8 +551,8 @@ class _Held(NamedTuple):
 
 
 def _found(state: ModelState, windows: dict[int, int]) -> _Held | None:
-    """Returns the caches of a state, of which `windows` {cache: window} forget tokens; None for a state with another
-    kind of memory or layout."""
+    """Returns the caches of a state; None for a state with another kind of memory or layout. `windows` {cache: window}
+    names those that forget tokens."""
     rings = [None if one is None else one.ring for one in state.layers]
     if None in rings:
         return None
