@@ -49,7 +49,8 @@ Instruction made(Kind kind, int64_t outer) {
 
 void run(const char* name, std::vector<Instruction> list, const Cache* cache = nullptr, const Table* table = nullptr) {
     std::fill(values.begin() + 4 * ROWS * WIDTH, values.end(), 0.0f);
-    if (run_native_step(list.data(), list.size(), ROWS, values.data(), cache, table, lengths, tokens, WIDTH, 2)) std::abort();
+    if (run_native_step(
+            list.data(), list.size(), ROWS, 1, ROWS, values.data(), cache, table, lengths, tokens, WIDTH, 2)) std::abort();
     std::printf("%s", name);
     for (int64_t k = 4 * ROWS * WIDTH; k < 5 * ROWS * WIDTH; ++k) std::printf(" %a", values[k]);
     std::printf("\n");

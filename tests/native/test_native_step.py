@@ -150,6 +150,32 @@ def test_a_row_has_the_same_bits_in_any_company(expression: str, kind: str) -> N
     assert all(torch.equal(one, found[0]) for one in found)
 
 
+@pytest.mark.parametrize(
+    "expression", ["llama@1m+gqa:2", "bloom@1m+window:4", "llama@1m+window:4", "gpt2@1m", "llama@1m+mixer.gated=true"]
+)
+@pytest.mark.parametrize("kind", ["fp32", "int8", "int4"])
+def test_tokens_read_at_once_have_the_bits_of_tokens_read_one_by_one(expression: str, kind: str) -> None:
+    model = model_of(expression, torch.float32 if kind == "fp32" else torch.bfloat16)
+    if kind != "fp32":
+        quantize(model, kind)
+    step, tokens = NativeStep(model), torch.randint(300, (1, 11), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        for start, rewind in ((0, 0), (1, 3), (7, 10)):
+            states = [model.init_state(1, 32, rewind=rewind) for _ in range(3)]
+            for state in states:
+                if start:
+                    model(torch.arange(start)[None], state)
+            each = torch.cat([step(model, tokens[:, i : i + 1], states[0]) for i in range(11)])
+            assert torch.equal(step(model, tokens, states[1], every=True), each)
+            assert torch.equal(step(model, tokens, states[2]), each[-1:])
+            assert all(state.length == start + 11 for state in states)
+            after = [step(model, tokens[:, :1], state) for state in states]
+            assert torch.equal(after[1], after[0]) and torch.equal(after[2], after[0])
+            expected = model(tokens, fresh := model.init_state(1, 32, rewind=rewind)) if not start else None
+            if expected is not None and kind == "fp32":
+                assert float((each - expected[0]).norm() / each.norm()) < 2e-5 and fresh.length == 11
+
+
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
 def test_nan_stays_in_its_row(odd: float) -> None:
     model = model_of("llama@1m")

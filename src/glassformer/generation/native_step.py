@@ -1,4 +1,4 @@
-"""Decoding step as a list of instructions that one call of C++ carries out.
+"""Decoding step, or pass over a few tokens of a text, as a list of instructions that one call of C++ carries out.
 
 Eagerly a step spends four fifths of its time between its operations, and compiled it waits a minute for a compiler.
 Here the list is written in milliseconds, by sending a symbol through the model's wirings, and `native_step.cpp` is
@@ -43,6 +43,8 @@ from glassformer.parts.quantized import Int4Linear, Int8Linear
 from glassformer.parts.state import ModelState, State
 
 SOURCE = few_rows.SOURCE.with_name("native_step.cpp")
+MOST = 16
+"""Largest number of tokens of a text that one pass of native instructions reads."""
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """Dtype of weights or cache -> its number in `native_step.cpp`."""
 INT4, NONE = 3, 4
@@ -491,7 +493,7 @@ def _library() -> Any:
     assert library.size_of_instruction() == ctypes.sizeof(_Instruction)
     run = library.run_native_step
     run.argtypes = [
-        ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_int64,
+        ctypes.c_void_p, *[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 5, ctypes.c_int64, ctypes.c_int64,
     ]  # fmt: skip
     run.restype = ctypes.c_int32
     library.largest.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 2]
@@ -534,14 +536,23 @@ class _Turns:
 
 
 class _Held(NamedTuple):
-    """Caches of a decode state as C++ reads them, and the layers that must know how many tokens were read."""
+    """Caches of a decode state as C++ reads them."""
 
     caches: Any
     marked: list[State]
+    """Layers that must know how many tokens were read."""
+    rings: list[tuple[int, int]]
+    """(slots, number of tokens that may be stored at once when these are full) of caches that forget tokens."""
+
+    def at_once(self, start: int, tokens: int) -> int:
+        """Returns the number of `tokens` to store at once after `start` tokens: none may replace a token that an
+        earlier one attends to."""
+        return min([tokens, *(spare for slots, spare in self.rings if start + tokens > slots)])
 
 
-def _found(state: ModelState) -> _Held | None:
-    """Returns the caches of a state; None for a state with another kind of memory or layout."""
+def _found(state: ModelState, windows: dict[int, int]) -> _Held | None:
+    """Returns the caches of a state; None for a state with another kind of memory or layout. `windows` {cache: window}
+    names those that forget tokens."""
     rings = [None if one is None else one.ring for one in state.layers]
     if None in rings:
         return None
@@ -557,12 +568,14 @@ def _found(state: ModelState) -> _Held | None:
             mine.key_scales, mine.value_scales = k_scales[0].data_ptr(), v_scales[0].data_ptr()
             mine.scale_stride = k_scales[0].stride(0)
     marks = [one for one in cast("list[State]", state.layers) if type(one).mark is not State.mark]
-    return _Held(found, marks)
+    return _Held(found, marks, [(found[i].slots, found[i].slots - window + 1) for i, window in windows.items()])
 
 
 class NativeStep:
-    """Native decoding step: called with (model, tokens (b, 1), state), it returns the logits (b, v) fp32 of the next
-    token, equal to `model(tokens, state)[:, -1]` up to rounding, for any b and a state that it `serves`."""
+    """Native decoding step: called with (model, tokens (b, s), state), it returns the logits (b, v) fp32 of the next
+    token, equal to `model(tokens, state)[:, -1]` up to rounding, for any b and a state that it `serves`. With `every`,
+    it returns those after each of the tokens (1, s) of a single text, (s, v). The bits are those of s calls with one
+    token each."""
 
     def __init__(self, model: Model):
         """Writes the list of native instructions of a decoding step. Raises NoInstructions if a part of `model` has
@@ -570,6 +583,8 @@ class NativeStep:
         self.program, self.begin, self.logits = written(model)
         self.listed, self.width = self.program.finished()
         self.settled = model.settled
+        attends = [one for one in self.program.instructions if one["kind"] == ATTEND]
+        self._windows = {one["cache"]: one["window"] for one in attends if one["window"]}
         self._turns: _Turns | None = None
         self._kept: weakref.WeakKeyDictionary[ModelState, _Held | None] = weakref.WeakKeyDictionary()
 
@@ -582,7 +597,7 @@ class NativeStep:
     def _held(self, state: ModelState) -> _Held | None:
         """Returns what `_found` does, once for a state, because a state keeps its tensors."""
         if state not in self._kept:
-            self._kept[state] = _found(state)
+            self._kept[state] = _found(state, self._windows)
         return self._kept[state]
 
     def _turned(self, longest: int, pass_: Pass | None) -> _Turns:
@@ -596,19 +611,27 @@ class NativeStep:
             self._turns = _Turns(self.program.tables, Pass(0, most), most)
         return self._turns
 
-    def __call__(self, model: Model, tokens: Tensor, state: ModelState) -> Tensor:
-        rows, start, pass_ = len(tokens), state.length, None
-        if self.begin is not None or self.settled is not None or start >= state.max_len:
+    def __call__(self, model: Model, tokens: Tensor, state: ModelState, every: bool = False) -> Tensor:
+        size = cast("_Held", self._held(state)).at_once(state.length, tokens.shape[1])
+        found = [self._read(model, some, state, every) for some in tokens.split(size, 1)]
+        return torch.cat(found) if len(found) > 1 and every else found[-1]
+
+    def _read(self, model: Model, tokens: Tensor, state: ModelState, every: bool) -> Tensor:
+        (texts, count), start, pass_ = tokens.shape, state.length, None
+        rows, end = texts * count, start + count
+        if self.begin is not None or self.settled is not None or end > state.max_len:
             pass_ = locate(model.embedding.places(tokens), Inputs(tokens, state))  # raises for a full state
         values = torch.empty(self.width * rows)
         if self.begin is not None:
             x, (first, width) = model.embedding(tokens, pass_), self._place(self.begin, rows)
-            values.as_strided((rows, width), (width, 1), first).copy_(x[:, 0])
-        lengths = [start] * rows if state.rows is None else state.rows.tolist()
+            values.as_strided((rows, width), (width, 1), first).copy_(x.flatten(0, 1))
+        before = [start] * texts if state.rows is None else state.rows.tolist()
+        lengths = [length + i for length in before for i in range(count)]
         ids = tokens if tokens.dtype == torch.int64 and tokens.is_contiguous() else tokens.long().contiguous()
         held, turns = cast("_Held", self._held(state)), self._turned(max(lengths), pass_)
+        wanted = rows if every or texts > 1 else 1
         failed = _library().run_native_step(
-            self.listed, len(self.listed), rows, values.data_ptr(), held.caches, turns.listed,
+            self.listed, len(self.listed), rows, count, wanted, values.data_ptr(), held.caches, turns.listed,
             (ctypes.c_int64 * rows)(*lengths), ids.data_ptr(), self.program.inner, torch.get_num_threads(),
         )  # fmt: skip
         if failed == 3:
@@ -616,10 +639,11 @@ class NativeStep:
         if failed:
             raise MemoryError(f"a step of {rows} rows")
         for layer in held.marked:
-            layer.mark(start + 1)
-        state.advance(start + 1, 1)
+            layer.mark(end)
+        state.advance(end, count)
         first, width = self._place(self.logits, rows)
-        return values.as_strided((rows, self.logits.width), (width, 1), first)
+        last = first + (rows - wanted) * width
+        return values.as_strided((wanted, self.logits.width), (width, 1), last)
 
     @staticmethod
     def _place(symbol: Symbol, rows: int) -> tuple[int, int]:
@@ -630,9 +654,12 @@ class NativeStep:
 _steps: weakref.WeakKeyDictionary[Model, NativeStep | None] = weakref.WeakKeyDictionary()
 
 
-def native_step(model: Model, state: ModelState) -> NativeStep | None:
-    """Returns the native step of a model for this state; None if the step must run eagerly: on another device or
-    processor, with parts without instructions, and with hooks, captures, edits or gradients."""
+def native_step(model: Model, state: ModelState, tokens: int = 1) -> NativeStep | None:
+    """Returns the native step of a model that reads `tokens` tokens of each row into this state; None if they must be
+    read eagerly: on another device or processor, with parts without instructions, with hooks, captures, edits or
+    gradients, more than `MOST`, and several of several texts."""
+    if tokens > 1 and (tokens > MOST or state.batch > 1):
+        return None
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or model.training or model.device.type != "cpu":
         return None
     if thread.now.taps is not None:
@@ -644,4 +671,7 @@ def native_step(model: Model, state: ModelState) -> NativeStep | None:
         except NoInstructions:
             step = None
         _steps[model] = step
-    return step if step is not None and step.serves(state) else None
+    if step is None or not step.serves(state):
+        return None
+    crosses = step.settled is not None and state.length + tokens > step.settled
+    return None if tokens > 1 and crosses else step  # a pass then turns all its tokens as its length asks

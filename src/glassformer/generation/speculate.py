@@ -13,9 +13,8 @@ from torch import Tensor
 
 from glassformer.errors import RequestError, WorkError, check_whole
 from glassformer.generation.sampling import Sampling, choose, draw, row_generator, warp
-from glassformer.generation.steps import check_state, check_tokens, decode, new_state, prefill, same_bits
+from glassformer.generation.steps import check_state, check_tokens, decode, decode_several, new_state, prefill
 from glassformer.introspection import at_rest
-from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parts.precision import exact, exact_device
 from glassformer.parts.state import ModelState
@@ -224,8 +223,7 @@ class Speculation:
         if tokens.numel() == 1:
             logits = decode(self.model, tokens, self.state)
         elif len(unread) == 1:
-            with paced(self.model, ("several", tokens.numel()), free=same_bits(self.model)):
-                logits = self.model(tokens, self.state)[0]
+            logits = decode_several(self.model, tokens, self.state)
         else:
             logits = prefill(self.model, tokens, self.state)
         kept, token = self._check(logits, guess, drawn_from)

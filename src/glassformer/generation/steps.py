@@ -151,6 +151,15 @@ def decode(model: Model, tokens: Int[Tensor, "b 1"], state: ModelState) -> Float
         return model(tokens, state)[:, -1] if step is None else step(model, tokens, state)
 
 
+def decode_several(model: Model, tokens: Int[Tensor, "1 s"], state: ModelState) -> Float[Tensor, "s v"]:
+    """Reads some tokens of one text into `state`; returns the logits (s, v) after each. Computed natively, they have
+    the bits of `decode`."""
+    count = tokens.shape[1]
+    step = native_step(model, state, count)
+    with paced(model, ("several", count), free=step is not None or same_bits(model)):
+        return model(tokens, state)[0] if step is None else step(model, tokens, state, every=True)
+
+
 def warn_crossing(settled: int | None, state: ModelState, more: int) -> bool:
     """Returns True if `more` tokens end past the length `settled` at which a model's encodings of positions change.
 

@@ -1,7 +1,7 @@
-// A decoding step as a list of instructions, for processors with AVX2 at least, or ARM: one new token in each of some rows.
-// `generation/native_step.py` writes the list and says what each instruction computes; numbers between them are fp32. All threads
+// A decoding step as a list of instructions, for processors with AVX2 at least, or ARM: one new token in each of some
+// texts, or some of one text. `generation/native_step.py` writes the list and says what each instruction computes; numbers between them are fp32. All threads
 // go through the list together. Each number is summed by one thread in one order, so that a row has the same bits in
-// any company and with any number of threads.
+// any company, with any number of threads, and whether the tokens of its text are read at once or one after the other.
 
 #define INCLUDED
 #include "few_rows.cpp"
@@ -10,6 +10,7 @@
 #include <omp.h>
 
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 namespace native_step {
@@ -26,6 +27,8 @@ using few_rows::sum;
 enum Kind : int32_t { NORM, ROUND, LINEAR, ADD, ACTIVATE, CAP, CLAMP, TURN, KEEP, ATTEND, EMBED };
 enum Code : int32_t { FP32, BF16, INT8, INT4, NONE };  // how numbers are kept
 enum Phi : int32_t { SAME, RELU, RELU2, SIGMOID, SILU, GELU, GELU_TANH };
+
+constexpr int64_t MOST = 3;  // queries that meet a key while it is in a register
 
 struct Place {  // of a value: row r has `stride` numbers from offset * rows + r * stride + column on
     int64_t offset, stride, column;
@@ -47,7 +50,7 @@ struct Cache {  // keys and values (b, g, slots, h), with scales (b, g, slots) b
     int32_t code, unused;
 };
 
-struct Table {  // cos and +-sin (n, r) of turned pairs, for the rows of a step or, with n = 0, for lengths 0, 1, ...
+struct Table {  // cos and +-sin (n, r) of turned pairs, for n rows and again the next n or, with n = 0, for lengths 0, 1, ...
     const float *cosine, *sine;
     int64_t rows;
 };
@@ -103,25 +106,50 @@ inline void each(const float* a, const float* b, float* y, int64_t first, int64_
     std::memcpy(y + i, left, 4 * (end - i));
 }
 
-// y[n] = x . row n of w, N rows of `width` numbers; the order of each sum is that of any N.
-template <int N, typename W>
-inline void dots(const float* x, const W* w, int64_t width, float* y) {
-    __m256 one[N], other[N];
-    for (int n = 0; n < N; ++n) one[n] = other[n] = _mm256_setzero_ps();
+// The sums of four vectors, in the order of `sum`.
+inline __m128 sums(__m256 a, __m256 b, __m256 c, __m256 d) {
+    const __m256 one = _mm256_add_ps(_mm256_permute2f128_ps(a, c, 0x20), _mm256_permute2f128_ps(a, c, 0x31));
+    const __m256 other = _mm256_add_ps(_mm256_permute2f128_ps(b, d, 0x20), _mm256_permute2f128_ps(b, d, 0x31));
+    const __m256 two = _mm256_add_ps(_mm256_shuffle_ps(one, other, 0x44), _mm256_shuffle_ps(one, other, 0xee));
+    const __m128 ab = _mm256_castps256_ps128(two), cd = _mm256_extractf128_ps(two, 1);
+    return _mm_add_ps(_mm_shuffle_ps(ab, cd, 0x88), _mm_shuffle_ps(ab, cd, 0xdd));
+}
+
+// y[q][n] = row q of x . row n of w, Q rows with 4 N; each sum is that of any Q and N.
+template <int Q, int N, typename W>
+inline void dots_of_fours(const float* const* x, const W* w, int64_t width, float* const* y, int64_t at) {
+    __m256 total[Q][4 * N];
+    for (int q = 0; q < Q; ++q)
+        for (int n = 0; n < 4 * N; ++n) total[q][n] = _mm256_setzero_ps();
     int64_t i = 0;
-    for (; i + 16 <= width; i += 16) {
-        const __m256 a = load(x + i), b = load(x + i + 8);
-        for (int n = 0; n < N; ++n) {
-            one[n] = _mm256_fmadd_ps(a, load(w + n * width + i), one[n]);
-            other[n] = _mm256_fmadd_ps(b, load(w + n * width + i + 8), other[n]);
-        }
-    }
     for (; i + 8 <= width; i += 8)
-        for (int n = 0; n < N; ++n) one[n] = _mm256_fmadd_ps(load(x + i), load(w + n * width + i), one[n]);
-    for (int n = 0; n < N; ++n) {
-        y[n] = sum(_mm256_add_ps(one[n], other[n]));
-        for (int64_t j = i; j < width; ++j) y[n] += x[j] * number(w + n * width + j);
+#pragma GCC unroll 8
+        for (int n = 0; n < 4 * N; ++n) {
+            const __m256 key = load(w + n * width + i);
+#pragma GCC unroll 4
+            for (int q = 0; q < Q; ++q) total[q][n] = _mm256_fmadd_ps(load(x[q] + i), key, total[q][n]);
+        }
+    for (int q = 0; q < Q; ++q) {
+        for (int n = 0; n < 4 * N; n += 4)
+            _mm_storeu_ps(y[q] + at + n, sums(total[q][n], total[q][n + 1], total[q][n + 2], total[q][n + 3]));
+        for (int n = 0; n < 4 * N; ++n)
+            for (int64_t j = i; j < width; ++j) y[q][at + n] += x[q][j] * number(w + n * width + j);
     }
+}
+
+template <int Q, typename W>
+inline void dots(const float* const* x, const W* w, int64_t count, int64_t width, float* const* y) {
+    constexpr int N = Q == 1 ? 2 : 1;
+    int64_t k = 0;
+    for (; k + 4 * N <= count; k += 4 * N) dots_of_fours<Q, N>(x, w + k * width, width, y, k);
+    for (; k < count; ++k)
+        for (int q = 0; q < Q; ++q) {
+            __m256 total = _mm256_setzero_ps();
+            int64_t i = 0;
+            for (; i + 8 <= width; i += 8) total = _mm256_fmadd_ps(load(x[q] + i), load(w + k * width + i), total);
+            y[q][k] = sum(total);
+            for (; i < width; ++i) y[q][k] += x[q][i] * number(w + k * width + i);
+        }
 }
 
 // The sum of some numbers, eight at a time.
@@ -134,26 +162,46 @@ inline float added(const float* x, int64_t count) {
     return y;
 }
 
-// 8 N numbers of y, each += the sum over rows of v of weight times number, in the order of the rows.
-template <int N, typename V>
-inline void add_columns(float* y, const float* weights, const V* v, int64_t count, int64_t width) {
-    __m256 total[N];
-    for (int n = 0; n < N; ++n) total[n] = load(y + 8 * n);
-    for (int64_t k = 0; k < count; ++k) {
-        const __m256 weight = _mm256_set1_ps(weights[k]);
-        for (int n = 0; n < N; ++n) total[n] = _mm256_fmadd_ps(weight, load(v + k * width + 8 * n), total[n]);
-    }
-    for (int n = 0; n < N; ++n) _mm256_storeu_ps(y + 8 * n, total[n]);
+// The largest of some numbers and `most`, among those that are numbers.
+inline float largest(const float* x, int64_t count, float most) {
+    __m256 found = _mm256_set1_ps(most);
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) found = _mm256_max_ps(load(x + i), found);
+    most = few_rows::largest(found);
+    for (; i < count; ++i) most = x[i] > most ? x[i] : most;
+    return most;
 }
 
-// y (width) += weights (count) @ v (count, width)
-template <typename V>
-inline void add_rows(float* y, const float* weights, const V* v, int64_t count, int64_t width) {
+// 8 N numbers of Q rows of y, each += the sum over rows of v of weight times number, in the order of the rows.
+template <int Q, int N, typename V>
+inline void add_columns(float* const* y, int64_t at, const float* const* weights, const V* v, int64_t count, int64_t width) {
+    __m256 total[Q][N];
+    for (int q = 0; q < Q; ++q)
+        for (int n = 0; n < N; ++n) total[q][n] = load(y[q] + at + 8 * n);
+    for (int64_t k = 0; k < count; ++k) {
+        __m256 weight[Q];
+        for (int q = 0; q < Q; ++q) weight[q] = _mm256_broadcast_ss(weights[q] + k);
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            const __m256 value = load(v + k * width + at + 8 * n);
+#pragma GCC unroll 4
+            for (int q = 0; q < Q; ++q) total[q][n] = _mm256_fmadd_ps(weight[q], value, total[q][n]);
+        }
+    }
+    for (int q = 0; q < Q; ++q)
+        for (int n = 0; n < N; ++n) _mm256_storeu_ps(y[q] + at + 8 * n, total[q][n]);
+}
+
+// y (Q, width) += weights (Q, count) @ v (count, width)
+template <int Q, typename V>
+inline void add_rows(float* const* y, const float* const* weights, const V* v, int64_t count, int64_t width) {
+    constexpr int N = Q == 1 ? 8 : 4;
     int64_t i = 0;
-    for (; i + 64 <= width; i += 64) add_columns<8>(y + i, weights, v + i, count, width);
-    for (; i + 8 <= width; i += 8) add_columns<1>(y + i, weights, v + i, count, width);
+    for (; i + 8 * N <= width; i += 8 * N) add_columns<Q, N>(y, i, weights, v, count, width);
+    for (; i + 8 <= width; i += 8) add_columns<Q, 1>(y, i, weights, v, count, width);
     for (; i < width; ++i)
-        for (int64_t k = 0; k < count; ++k) y[i] += weights[k] * number(v + k * width + i);
+        for (int q = 0; q < Q; ++q)
+            for (int64_t k = 0; k < count; ++k) y[q][i] += weights[q][k] * number(v + k * width + i);
 }
 
 // y (rows, o) from row `at` of W on, N rows of x with M of W. One sum of eight numbers each, whatever N and M are.
@@ -184,8 +232,9 @@ struct Step {
     float* values;
     const Cache* caches;
     const Table* tables;
-    const int64_t *lengths, *tokens;
-    int64_t rows;
+    const int64_t *lengths, *tokens;  // of each row: number of tokens before it in its text, and its token
+    int64_t rows, tokens_each;        // tokens of a text are rows one after the other
+    int64_t from;                     // first row that is computed
     Rounded* in;
     std::vector<float>* scores;
     int16_t* wide;  // of each thread, `room` numbers for the matrices of many rows
@@ -199,9 +248,13 @@ struct Step {
         int64_t first, end;
     };
     static Range share(int64_t count, int64_t me, int64_t of) { return {count * me / of, count * (me + 1) / of}; }
+    Range share_of_rows(int64_t pieces, int64_t me, int64_t of) const {  // of `pieces` pieces in each row
+        const Range mine = share((rows - from) * pieces, me, of);
+        return {from * pieces + mine.first, from * pieces + mine.end};
+    }
 
     void norm(const Instruction& op, int64_t me, int64_t of) const {
-        const Range mine = share(rows * op.heads, me, of);
+        const Range mine = share_of_rows(op.heads, me, of);
         const int64_t width = op.width;
         for (int64_t k = mine.first; k < mine.end; ++k) {
             const int64_t r = k / op.heads, head = k % op.heads;
@@ -240,15 +293,17 @@ struct Step {
     }
 
     void round(const Instruction& op, int64_t me, int64_t of) const {
-        if (me == 0) in->rows = rows, in->inner = op.inner, in->groups = op.inner / few_rows::GROUP;
+        const int64_t some = rows - from;
+        const bool halves = op.both ? few_rows::Matrix<4>::halves(some) : few_rows::Matrix<8>::halves(some);
+        if (me == 0) in->rows = some, in->inner = op.inner, in->groups = op.inner / few_rows::GROUP;
         const int64_t groups = op.inner / few_rows::GROUP;
-        const Range mine = share(rows * groups, me, of);
+        const Range mine = share_of_rows(groups, me, of);
         for (int64_t k = mine.first; k < mine.end; ++k) {
             const int64_t first = few_rows::GROUP * (k % groups), left = op.outer - first;
             const float* x = row(op.a, k / groups) + first;
             float filled[few_rows::GROUP] = {};
             if (left < few_rows::GROUP) std::memcpy(filled, x, 4 * left), x = filled;
-            in->round(x, k, op.both ? few_rows::Matrix<4>::halves(rows) : few_rows::Matrix<8>::halves(rows));
+            in->round(x, k, halves);
         }
     }
 
@@ -258,7 +313,7 @@ struct Step {
         float* y[4];
         const W* w = (const W*)op.weight;
         for (int64_t first = mine.first; first < mine.end; first += 64)  // of which all rows of x meet a piece
-            for (int64_t r = 0; r < rows;) {
+            for (int64_t r = from; r < rows;) {
                 const int64_t end = std::min(first + 64, mine.end), n = rows - r >= 4 ? 4 : 1;
                 for (int64_t k = 0; k < n; ++k) x[k] = row(op.a, r + k), y[k] = row(op.out, r + k);
                 int64_t at = first;
@@ -277,13 +332,13 @@ struct Step {
     Range packed(const Instruction& op, int64_t me, int64_t of) const {
         using Kind = few_rows::Matrix<BITS>;
         const int64_t width = op.out.stride, out = (op.outer + few_rows::BLOCK - 1) / few_rows::BLOCK * few_rows::BLOCK;
+        const int64_t together = Kind::together(in->rows), unit = Kind::unit(in->rows);
         const Kind matrix{op.weight, (const uint16_t*)op.scales, op.inner, out};
-        const Range units = share(Kind::units(rows, out), me, of);
-        int16_t* mine = wide + me * room;
-        for (int64_t first = 0; first < rows; first += Kind::together(rows))
+        const Range units = share(Kind::units(in->rows, out), me, of);
+        for (int64_t first = from; first < rows; first += together)
             for (int64_t at = units.first; at < units.end; ++at)
-                matrix.product(*in, first, std::min(first + Kind::together(rows), rows), at, row(op.out, 0), width, mine);
-        return {units.first * Kind::unit(rows), std::min(units.end * Kind::unit(rows), op.outer)};
+                matrix.product(*in, first, std::min(first + together, rows), at, row(op.out, 0), width, wide + me * room);
+        return {units.first * unit, std::min(units.end * unit, op.outer)};
     }
 
     void linear(const Instruction& op, int64_t me, int64_t of) const {
@@ -297,7 +352,7 @@ struct Step {
             else plain<float>(op, mine);
         }
         if (op.bias_code != NONE)
-            for (int64_t r = 0; r < rows; ++r)
+            for (int64_t r = from; r < rows; ++r)
                 for (int64_t i = mine.first; i < mine.end; ++i)
                     row(op.out, r)[i] += parameter(op.bias, op.bias_code, i);
     }
@@ -306,17 +361,17 @@ struct Step {
     void elementwise(const Instruction& op, int64_t me, int64_t of, F f) const {
         const Range units = share((op.outer + 63) / 64, me, of);
         const int64_t first = 64 * units.first, end = std::min(64 * units.end, op.outer);
-        for (int64_t r = 0; r < rows && first < end; ++r)
+        for (int64_t r = from; r < rows && first < end; ++r)
             each(row(op.a, r), op.both ? row(op.b, r) : nullptr, row(op.out, r), first, end, f);
     }
 
     void turn(const Instruction& op, int64_t me, int64_t of) const {
-        const Range mine = share(rows * op.heads, me, of);
+        const Range mine = share_of_rows(op.heads, me, of);
         const Table& table = tables[op.table];
         const int64_t r = op.turned, half = r / 2;
         for (int64_t k = mine.first; k < mine.end; ++k) {
             float* x = row(op.a, k / op.heads) + (k % op.heads) * op.width;
-            const int64_t at = (table.rows == 0 ? lengths[k / op.heads] : table.rows == 1 ? 0 : k / op.heads) * r;
+            const int64_t at = (table.rows == 0 ? lengths[k / op.heads] : k / op.heads % table.rows) * r;
             const float *cosine = table.cosine + at, *sine = table.sine + at;
             for (int64_t i = 0; i < half; ++i) {
                 const int64_t one = op.interleaved ? 2 * i : i, other = op.interleaved ? 2 * i + 1 : i + half;
@@ -328,7 +383,7 @@ struct Step {
     }
 
     void embed(const Instruction& op, int64_t me, int64_t of) const {
-        const Range mine = share(rows, me, of);
+        const Range mine = share_of_rows(1, me, of);
         for (int64_t r = mine.first; r < mine.end; ++r) {
             float* y = row(op.out, r);
             const int64_t first = tokens[r] * op.outer;
@@ -341,21 +396,25 @@ struct Step {
 
     void keep(const Instruction& op, int64_t me, int64_t of) const {
         const Cache& cache = caches[op.cache];
-        const Range mine = share(rows * op.groups, me, of);
+        const Range mine = share_of_rows(op.groups, me, of);
         for (int64_t k = mine.first; k < mine.end; ++k) {
-            const int64_t r = k / op.groups, g = k % op.groups, slot = lengths[r] % cache.slots;
-            const int64_t scale = r * cache.scale_stride + g * cache.slots + slot;
-            store(cache.keys, cache.code, r * cache.key_stride + (g * cache.slots + slot) * op.width,
+            const int64_t r = k / op.groups, g = k % op.groups, slot = lengths[r] % cache.slots, text = r / tokens_each;
+            const int64_t scale = text * cache.scale_stride + g * cache.slots + slot;
+            store(cache.keys, cache.code, text * cache.key_stride + (g * cache.slots + slot) * op.width,
                   row(op.b, r) + g * op.width, op.width, cache.key_scales + scale);
-            store(cache.values, cache.code, r * cache.value_stride + (g * cache.slots + slot) * op.value_width,
+            store(cache.values, cache.code, text * cache.value_stride + (g * cache.slots + slot) * op.value_width,
                   row(op.c, r) + g * op.value_width, op.value_width, cache.value_scales + scale);
         }
     }
 
     static void store(void* cells, int32_t code, int64_t at, const float* x, int64_t width, uint16_t* scale) {
         if (code == FP32) std::memcpy((float*)cells + at, x, 4 * width);
-        if (code == BF16)
-            for (int64_t i = 0; i < width; ++i) ((uint16_t*)cells)[at + i] = to_bf16(x[i]);
+        if (code == BF16) {
+            uint16_t* y = (uint16_t*)cells + at;
+            int64_t i = 0;
+            for (; i + 8 <= width; i += 8) few_rows::store(y + i, load(x + i));
+            for (; i < width; ++i) y[i] = to_bf16(x[i]);
+        }
         if (code != INT8) return;
         float most = 0;
         bool whole = true;
@@ -368,59 +427,105 @@ struct Step {
         }
     }
 
-    template <typename X>
-    void attend(const Instruction& op, int64_t r, int64_t head, std::vector<float>& scores) const {
+    // Attention of Q queries with the keys and values of `g` in the cache of their text: heads `head` of rows `r`.
+    template <int Q, typename X>
+    void attend(const Instruction& op, const int64_t* r, const int64_t* head, int64_t g, std::vector<float>& room) const {
         const Cache& cache = caches[op.cache];
-        const int64_t g = head / (op.heads / op.groups), last = lengths[r];
-        const int64_t first = op.window ? std::max<int64_t>(0, last - op.window + 1) : 0, count = last - first + 1;
-        const X* keys = (const X*)cache.keys + r * cache.key_stride + g * cache.slots * op.width;
-        const X* cells = (const X*)cache.values + r * cache.value_stride + g * cache.slots * op.value_width;
+        const int64_t text = r[0] / tokens_each, scale = text * cache.scale_stride + g * cache.slots;
+        const X* keys = (const X*)cache.keys + text * cache.key_stride + g * cache.slots * op.width;
+        const X* cells = (const X*)cache.values + text * cache.value_stride + g * cache.slots * op.value_width;
+        const float* x[Q];
+        float *scores[Q], *z[Q];
+        int64_t first[Q], end[Q], from = 0, to = INT64_MAX;  // tokens that a query sees, and that all of them do
+        for (int q = 0; q < Q; ++q) {
+            x[q] = row(op.a, r[q]) + head[q] * op.width;
+            z[q] = row(op.out, r[q]) + head[q] * op.value_width;
+            end[q] = lengths[r[q]] + 1, first[q] = op.window ? std::max<int64_t>(0, end[q] - op.window) : 0;
+            scores[q] = room.data() + q * (room.size() / MOST);
+            from = std::max(from, first[q]), to = std::min(to, end[q]);
+        }
+        // f<number of queries>(first of them, slot, token, count): tokens one after the other, in the order of each query
+        const auto stretch = [&](auto count_of, int one, int64_t token, int64_t last, const auto& f) {
+            while (token < last) {
+                const int64_t slot = token % cache.slots, count = std::min(last - token, cache.slots - slot);
+                f(count_of, one, slot, token, count);
+                token += count;
+            }
+        };
+        const auto in_order = [&](const auto& f) {
+            const std::integral_constant<int, 1> single;
+            for (int q = 0; q < Q; ++q) stretch(single, q, first[q], std::min(from, end[q]), f);
+            stretch(std::integral_constant<int, Q>(), 0, from, to, f);
+            for (int q = 0; q < Q; ++q) stretch(single, q, std::max(from, to), end[q], f);
+        };
+        const auto at = [&](int64_t token, float** of) {
+            for (int q = 0; q < Q; ++q) of[q] = scores[q] + token - first[q];
+        };
+        in_order([&](auto some, int one, int64_t slot, int64_t token, int64_t count) {
+            float* y[Q];
+            at(token, y);
+            dots<decltype(some)::value>(x + one, keys + slot * op.width, count, op.width, y + one);
+        });
+        float total[Q];
+        for (int q = 0; q < Q; ++q) total[q] = weigh<X>(op, cache, scale, head[q], first[q], end[q] - first[q], scores[q]);
+        for (int q = 0; q < Q; ++q) std::memset(z[q], 0, 4 * op.value_width);
+        in_order([&](auto some, int one, int64_t slot, int64_t token, int64_t count) {
+            float* weights[Q];
+            at(token, weights);
+            add_rows<decltype(some)::value>(z + one, weights + one, cells + slot * op.value_width, count, op.value_width);
+        });
+        for (int q = 0; q < Q; ++q)
+            each(z[q], nullptr, z[q], 0, op.value_width, [&](__m256 y, __m256) {
+                return _mm256_div_ps(y, _mm256_set1_ps(total[q]));
+            });
+    }
+
+    // From q . k of `count` tokens from `first` on to the weights of their values; returns what these are to be divided by.
+    template <typename X>
+    float weigh(
+        const Instruction& op, const Cache& cache, int64_t scale, int64_t head, int64_t first, int64_t count, float* scores
+    ) const {
         const bool scaled = std::is_same<X, int8_t>::value;
-        const int64_t scale = r * cache.scale_stride + g * cache.slots;
-        const float* q = row(op.a, r) + head * op.width;
-        const int64_t slot = first % cache.slots, before = std::min(count, cache.slots - slot);  // the ring's end
-        const auto row_of = [&](int64_t k) { return k < before ? slot + k : k - before; };
-        for (const int64_t start : {int64_t(0), before}) {
-            const int64_t end = start ? count : before;
-            const X* some = keys + row_of(start) * op.width;
-            int64_t k = start;
-            for (; k + 4 <= end; k += 4, some += 4 * op.width) dots<4>(q, some, op.width, &scores[k]);
-            for (; k < end; ++k, some += op.width) dots<1>(q, some, op.width, &scores[k]);
-        }
-        float most = op.weight ? parameter(op.weight, op.code, head) : -INFINITY;
-        for (int64_t k = 0; k < count; ++k) {
-            float score = scores[k] * op.f;
-            if (scaled) score *= from_bf16(cache.key_scales[scale + row_of(k)]);
-            if (op.g) score = op.g * std::tanh(score / op.g);
-            if (op.scales) score -= ((const float*)op.scales)[head] * (count - 1 - k);
-            scores[k] = score;
-            if (!(score <= most)) most = score;  // NaN too
-        }
-        each(scores.data(), nullptr, scores.data(), 0, count, [most](__m256 x, __m256) {
+        const auto slot = [&](int64_t k) { return scale + (first + k) % cache.slots; };
+        for (int64_t k = 0; k < count; ++k) scores[k] *= op.f;
+        for (int64_t k = 0; scaled && k < count; ++k) scores[k] *= from_bf16(cache.key_scales[slot(k)]);
+        for (int64_t k = 0; op.g && k < count; ++k) scores[k] = op.g * std::tanh(scores[k] / op.g);
+        for (int64_t k = 0; op.scales && k < count; ++k) scores[k] -= ((const float*)op.scales)[head] * (count - 1 - k);
+        const float sink = op.weight ? parameter(op.weight, op.code, head) : -INFINITY, most = largest(scores, count, sink);
+        each(scores, nullptr, scores, 0, count, [most](__m256 x, __m256) {
             return exponential(_mm256_sub_ps(x, _mm256_set1_ps(most)));
         });
-        float total = op.weight ? std::exp(parameter(op.weight, op.code, head) - most) : 0;
-        total += added(scores.data(), count);
-        each(scores.data(), nullptr, scores.data(), 0, count, [total](__m256 x, __m256) {
-            return _mm256_div_ps(x, _mm256_set1_ps(total));
-        });
-        if (scaled)
-            for (int64_t k = 0; k < count; ++k) scores[k] *= from_bf16(cache.value_scales[scale + row_of(k)]);
-        float* z = row(op.out, r) + head * op.value_width;
-        std::memset(z, 0, 4 * op.value_width);
-        add_rows(z, scores.data(), cells + slot * op.value_width, before, op.value_width);
-        add_rows(z, scores.data() + before, cells, count - before, op.value_width);
+        const float total = (op.weight ? std::exp(sink - most) : 0) + added(scores, count);
+        for (int64_t k = 0; scaled && k < count; ++k) scores[k] *= from_bf16(cache.value_scales[slot(k)]);
+        return total;
+    }
+
+    template <typename X>
+    void attend(const Instruction& op, int64_t me, int64_t of) const {
+        const int64_t shared = op.heads / op.groups, some = tokens_each - from;  // rows of a text: `from` if there is one
+        const Range mine = share_of_rows(op.heads, me, of);
+        int64_t left = mine.end - mine.first, done = mine.first - from * op.heads;
+        while (left > 0) {  // queries of a text and a group are one after the other, and up to MOST are computed at once
+            const int64_t g = done / (some * shared) % op.groups, text = done / (some * op.heads);
+            const int64_t same = std::min(left, some * shared - done % (some * shared));
+            const int64_t n = same == MOST + 1 ? 2 : std::min<int64_t>(same, MOST);
+            int64_t r[MOST], head[MOST];
+            for (int q = 0; q < n; ++q) {
+                const int64_t k = (done + q) % (some * shared);
+                r[q] = text * tokens_each + from + k / shared, head[q] = g * shared + k % shared;
+            }
+            if (n == 1) attend<1, X>(op, r, head, g, scores[me]);
+            else if (n == 2) attend<2, X>(op, r, head, g, scores[me]);
+            else attend<3, X>(op, r, head, g, scores[me]);
+            done += n, left -= n;
+        }
     }
 
     void attend(const Instruction& op, int64_t me, int64_t of) const {
-        const Range mine = share(rows * op.heads, me, of);
-        for (int64_t k = mine.first; k < mine.end; ++k) {
-            const int64_t r = k / op.heads, head = k % op.heads;
-            const int32_t code = caches[op.cache].code;
-            if (code == FP32) attend<float>(op, r, head, scores[me]);
-            else if (code == BF16) attend<uint16_t>(op, r, head, scores[me]);
-            else attend<int8_t>(op, r, head, scores[me]);
-        }
+        const int32_t code = caches[op.cache].code;
+        if (code == FP32) attend<float>(op, me, of);
+        else if (code == BF16) attend<uint16_t>(op, me, of);
+        else attend<int8_t>(op, me, of);
     }
 
     void run(const Instruction& op, int64_t me, int64_t of) const {
@@ -457,11 +562,15 @@ extern "C" {
 int64_t size_of_instruction() { return sizeof(native_step::Instruction); }
 
 // 0; 1 without memory, 2 for a row of negative length, 3 for a token without an embedding. `inner`: the largest of rounded rows; 0 if none is.
+// After the last instruction that keeps anything, only the last `wanted` rows are computed.
 int32_t run_native_step(
-    const native_step::Instruction* list, int64_t count, int64_t rows, float* values, const native_step::Cache* caches,
-    const native_step::Table* tables, const int64_t* lengths, const int64_t* tokens, int64_t inner, int64_t threads
+    const native_step::Instruction* list, int64_t count, int64_t rows, int64_t tokens_each, int64_t wanted, float* values,
+    const native_step::Cache* caches, const native_step::Table* tables, const int64_t* lengths, const int64_t* tokens,
+    int64_t inner, int64_t threads
 ) {
-    int64_t longest = 0;
+    int64_t longest = 0, kept = 0;
+    for (int64_t k = 0; k < count; ++k)
+        if (list[k].kind == native_step::KEEP) kept = k;
     for (int64_t r = 0; r < rows; ++r) {
         if (lengths[r] < 0) return 2;
         longest = std::max(longest, lengths[r]);
@@ -472,13 +581,16 @@ int32_t run_native_step(
         in.q.reset(new int16_t[rows * inner]);
         const int64_t room = std::max(few_rows::Matrix<4>::room(rows, inner), few_rows::Matrix<8>::room(rows, inner));
         std::unique_ptr<int16_t[]> wide(new int16_t[threads * room]);
-        std::vector<std::vector<float>> scores(threads, std::vector<float>(longest + 1));
-        const native_step::Step step{values, caches, tables, lengths, tokens, rows, &in, scores.data(), wide.get(), room};
+        std::vector<std::vector<float>> scores(threads, std::vector<float>(native_step::MOST * (longest + 1)));
+        const native_step::Step whole{
+            values, caches, tables, lengths, tokens, rows, tokens_each, 0, &in, scores.data(), wide.get(), room};
+        native_step::Step rest = whole;
+        rest.from = rows - wanted;
 #pragma omp parallel num_threads(threads)
         {
             const int64_t me = omp_get_thread_num(), of = omp_get_num_threads();
             for (int64_t k = 0; k < count; ++k) {
-                step.run(list[k], me, of);
+                (k > kept ? rest : whole).run(list[k], me, of);
 #pragma omp barrier
             }
         }

@@ -63,6 +63,10 @@ inline __m128 _mm_add_ss(__m128 a, __m128 b) { return vaddq_f32(a, b); }  // of 
 inline __m128 _mm_max_ss(__m128 a, __m128 b) { return _mm_max_ps(a, b); }
 inline __m128 _mm_movehl_ps(__m128 a, __m128 b) { return (__m128)upper_halves((__m128i)b, (__m128i)a); }
 inline __m128 _mm_movehdup_ps(__m128 a) { return vtrn2q_f32(a, a); }
+inline __m128 _mm_shuffle_ps(__m128 a, __m128 b, int order) {  // 0x88: of both, the first of each pair; 0xdd: the second
+    return order == 0x88 ? vuzp1q_f32(a, b) : vuzp2q_f32(a, b);
+}
+inline void _mm_storeu_ps(float* y, __m128 x) { vst1q_f32(y, x); }
 inline float _mm_cvtss_f32(__m128 a) { return vgetq_lane_f32(a, 0); }
 
 // 256 bits, fp32
