@@ -9,7 +9,7 @@ each. Of each group g of 32 values of a row, x ~ step_g q_g with q in 16 bits, |
 where dots are sums of integers and sum(x_g) is a sum of unrounded values. This rounding of x changes y by less than
 rounding y to bf16 does. The result for a row has the same bits in any batch and with any number of threads.
 
-8 bits   packed (o/16, i/4, 16, 4) int8: 16 rows and 4 columns lie together; scales (o,) bf16
+8 bits   packed (o/16, i/4, 16, 4) int8: 4 columns of 16 rows, one row after the other; scales (o,) bf16
 4 bits   packed (o/16, i/8, 16, 4) uint8: of 16 rows and 8 columns, a byte holds columns c (low) and c + 4;
          scales (o/16, i/32, 16, 2) bf16: s and z
 """
@@ -34,7 +34,7 @@ GROUP = 32
 """Number g of values of a row of x that share one step; in a 4-bit matrix also of values that share a scale s and a
 middle z."""
 ROWS = 16
-"""Number of rows in one block of a packed matrix, of which o is a multiple."""
+"""Number of rows in one block of a packed matrix; o is a multiple of it."""
 MOST = 127 * 256
 """Largest absolute value of the 16-bit integers q to which x is rounded; the upper 8 bits of q are then in
 -127..127."""
