@@ -192,8 +192,9 @@ def test_attention_without_gradients_has_the_same_bits(s: int, width: int) -> No
 
 
 @serves
-def test_gradients_of_queries_that_continue_a_text() -> None:
-    q, k, v = drawn(2, 70, 6, 24), drawn(2, 130, 2, 24, seed=1), drawn(2, 130, 2, 24, seed=2)
+@pytest.mark.parametrize("before", [1, 60, 65, 171])
+def test_gradients_of_queries_that_continue_a_text(before: int) -> None:
+    q, k, v = drawn(2, 130, 6, 24), *(drawn(2, 130 + before, 2, 24, seed=i) for i in (1, 2))
     made, meant = (gradients(lambda *x, one=one: attended(*x, one, True), q, k, v) for one in (Sdpa(), Naive()))
     for one, other in zip(made, meant, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

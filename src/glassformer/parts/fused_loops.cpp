@@ -264,8 +264,11 @@ struct Attention {
     int64_t values() const { return up_to(v, WIDE); }
     // Keys that rows up to `row` see.
     int64_t seen(int64_t row) const { return causal ? std::min(t, row + 1 + t - s) : t; }
-    // Keys of row r that products of rows up to `last` read: those that the last row of its tile sees.
-    int64_t read(int64_t r, int64_t last) const { return seen(std::min(last, r / TILE * TILE + TILE) - 1); }
+    // Keys of row r that products of rows up to `last` read: those that the last row of its tile sees, and the last tile of
+    // keys of which it sees one.
+    int64_t read(int64_t r, int64_t last) const {
+        return std::max(seen(std::min(last, r / TILE * TILE + TILE) - 1), std::min(t, up_to(seen(r), TILE)));
+    }
     int64_t forward_room() const { return keys() * (wide() + values()) + BLOCK * (keys() + values()); }
     int64_t backward_room() const {
         return keys() * (3 * wide() + 2 * values()) + s * (wide() + values()) + BLOCK * (2 * keys() + wide());
