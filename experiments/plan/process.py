@@ -97,7 +97,7 @@ SAMPLES = (
 
 TRAINED = (
     Process("llama@1m", 8, 128, "float32", 452), Process("gpt2@1m", 16, 128, "float32", 508),
-    Process("gpt2@3m", 8, 256, "float32", 745), Process("llama@1m", 32, 256, "float32", 1009),
+    Process("gpt2@3m", 8, 128, "float32", 512), Process("llama@1m", 32, 256, "float32", 1009),
     Process("llama@3m+gqa:2", 20, 256, "float32", 1074), Process("llama@1m+moe:8:2", 8, 160, "float32", 501),
     Process("llama@3m+gqa:2", 8, 128, "float32", 515), Process("llama@3m+gqa:2", 8, 256, "float32", 680),
     Process("llama@3m+gqa:2", 8, 128, "bfloat16", 490), Process("gpt2@10m", 2, 128, "float32", 575),
