@@ -3,8 +3,8 @@
 All sides train 8 texts of 128 characters in fp32 with AdamW and gradients clipped at 1. Each is a process, and they
 take steps in turn; figures are medians of rounds. Ours takes the step of a run, with its records and its schedule.
 nanoGPT is of GPT-2's shape, under `torch.compile`; JAX and MLX compile the whole step. The limit is the time of a
-step's matrix products, each with its operands at hand. PEER_PYTHON names an interpreter that has jax, optax and mlx;
-without it their rows are left out.
+step's matrix products, each with its operands at hand. PEER_PYTHON names an interpreter that has jax, optax and mlx,
+and BEFORE a checkout of an earlier version; without them their rows are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +26,6 @@ from benchmarks.train import Step, loop, products
 from glassformer import machine
 from glassformer.config import ModelConfig
 from glassformer.naming import preset
-from glassformer.training.loop import begin, one_step, warm_up
-from glassformer.training.request import prepare_run
-from glassformer.training.state import Training
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = ("0.1m", "0.3m", "1m", "3m", "10m")
@@ -40,28 +36,16 @@ STEPS = {"0.1m": 20, "0.3m": 12, "1m": 6, "3m": 3, "10m": 2}
 PEERS = {"JAX, step compiled": "jax_llama.py", "MLX, step compiled": "mlx_llama.py"}
 """Sides that need an interpreter of PEER_PYTHON, each with its file in benchmarks/peers."""
 INTERPRETER = "PEER_PYTHON"
+OURS = {"glassformer, eager": (0, False), "glassformer, regions compiled": (1, False),
+        "glassformer before, regions compiled": (1, True)}  # fmt: skip
+"""Sides of ours: 1 where regions are compiled, and True for the checkout of BEFORE."""
+BEFORE = "BEFORE"
 LIMIT = "matrix products"
 
 
 def config(size: str) -> ModelConfig:
     """Returns the llama that all sides but nanoGPT train."""
     return preset(f"llama@{size}+vocab_size={VOCAB}+context={CONTEXT}")
-
-
-def ours(size: str, compile: bool) -> Callable[[], Any]:
-    """Returns the step of a run."""
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "text.txt"
-        letters = "".join(chr(48 + i) for i in range(VOCAB))
-        text.write_text(letters * 4000, encoding="utf-8")
-        recipe = {"tokens": 10**8, "batch_size": BATCH, "context": CONTEXT, "device": "cpu", "dtype": "float32",
-                  "compile": compile}  # fmt: skip
-        request = prepare_run(preset(f"llama@{size}"), str(text), recipe, tokenizer="char")
-    machine.apply(request.how)
-    run = Training(request)
-    begin(run, request, ())
-    warm_up(run)
-    return lambda: one_step(run)
 
 
 def on_tokens(step: Step) -> Callable[[], Any]:
@@ -96,8 +80,6 @@ def nanogpt(size: str) -> Callable[[], Any]:
 
 
 SIDES: dict[str, Callable[[str], Callable[[], Any]]] = {
-    "glassformer, eager": lambda size: ours(size, False),
-    "glassformer, regions compiled": lambda size: ours(size, True),
     "transformers, eager": transformers,
     "nanoGPT, torch.compile": nanogpt,
     LIMIT: lambda size: products(config(size), BATCH, torch.float32),
@@ -115,12 +97,21 @@ class Side:
     """A side in a separate process, which takes a step for each line that it receives and prints the seconds."""
 
     def __init__(self, name: str, size: str, threads: int):
-        if name in PEERS:
+        tree = ROOT
+        if name in OURS:
+            compiled, before = OURS[name]
+            tree = Path(os.environ[BEFORE]).absolute() if before else ROOT
+            numbers = map(str, (VOCAB, BATCH, CONTEXT, threads, compiled))
+            call = [sys.executable, str(ROOT / "benchmarks" / "peers" / "our_llama.py"), f"llama@{size}", *numbers]
+        elif name in PEERS:
             numbers = map(str, (*shape(size), VOCAB, BATCH, CONTEXT))
             call = [os.environ[INTERPRETER], str(ROOT / "benchmarks" / "peers" / PEERS[name]), *numbers]
         else:
             call = [sys.executable, "-m", "benchmarks.small", name, size, str(threads)]
-        self.process = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        env = {**os.environ, "PYTHONPATH": str(tree / "src")}
+        self.process = subprocess.Popen(
+            call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env
+        )
 
     def seconds(self) -> float:
         """Takes a step; returns its seconds."""
@@ -138,7 +129,9 @@ class Side:
 def run(rounds: int = 5, threads: int | None = None, quiet: bool = False, out: str | None = None) -> dict[str, Any]:
     """Measures all sides at all sizes; returns tokens per second with a table, and draws a picture next to `out`."""
     count = machine.settings("cpu", threads=threads).threads
-    names = [*SIDES, *(PEERS if os.environ.get(INTERPRETER) else ())]
+    asked = {**OURS, **dict.fromkeys(SIDES), **dict.fromkeys(PEERS)}
+    needs = {name: BEFORE for name, (_, before) in OURS.items() if before} | dict.fromkeys(PEERS, INTERPRETER)
+    names = [name for name in asked if name not in needs or os.environ.get(needs[name])]
     rows: dict[str, dict[str, float]] = {name: {} for name in names}
     for size in SIZES:
         sides = {name: Side(name, size, count) for name in names}
@@ -184,7 +177,7 @@ def draw(rows: dict[str, dict[str, float]], path: Path) -> None:
     at = [config(size).num_params() for size in SIZES]
     for i, (name, row) in enumerate(rows.items()):
         limit = name == LIMIT
-        ax.plot(at, [row[size] for size in SIZES], "--" if limit else "-", marker=None if limit else "osD^vP"[i],
+        ax.plot(at, [row[size] for size in SIZES], "--" if limit else "-", marker=None if limit else "os^DvP*X"[i],
                 color=style.INK if limit else style.COLOURS[i % 8], label=name, markersize=5)  # fmt: skip
     ax.set_xscale("log")
     ax.set_yscale("log")
