@@ -173,7 +173,7 @@ def draw(rows: dict[str, dict[str, float]], path: Path) -> None:
     from glassformer.lens import style
 
     figure = Figure(figsize=(7.5, 4.8), layout="constrained")
-    ax = style.axes(figure, 1, 1, title="Training small models: tokens per second").flat[0]
+    ax = style.axes(figure, 1, 1, title="Training small models: tokens per second")
     at = [config(size).num_params() for size in SIZES]
     for i, (name, row) in enumerate(rows.items()):
         limit = name == LIMIT
