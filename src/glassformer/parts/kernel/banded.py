@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -145,22 +145,26 @@ class Banded(Kernel):
         batch, s, n, h = q.shape
         t, g = k.shape[1], k.shape[2]
         b, heads, q_idx, k_idx = call.at
-        queries = q.unflatten(2, (g, n // g)).permute(0, 2, 3, 1, 4)  # (b, g, n/g, s, h)
-        keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)  # (b, g, h, t), (b, g, t, h)
+        blocks = self.blocks(call.visibility, s, t)
+        if call.index is not None:  # keys have no order
+            blocks = [(begin, end, [(0, t)]) for begin, end, _ in blocks]
+        sizes = [end - begin for begin, end, _ in blocks]
+        queries = q.unflatten(2, (g, n // g)).permute(0, 2, 3, 1, 4).split(sizes, 3)  # (b, g, n/g, s, h)
+        biases = [None] * len(blocks) if call.bias is None else call.bias.by_block(sizes)
+        spans_of = [spans for _, _, spans in blocks]
+        keys, values = _each(k.permute(0, 2, 3, 1), spans_of, 3), _each(v.transpose(1, 2), spans_of, 2)
         out = []
-        for begin, end, spans in self.blocks(call.visibility, s, t):
-            if call.index is not None:  # keys have no order
-                spans = [(0, t)]
-            rows = queries[:, :, :, begin:end].reshape(batch, g, -1, h)
-            scores = wide(rows @ _within(keys, spans, 3)).view(batch, n, end - begin, -1) * call.score_scale
+        for (begin, end, spans), bias, own, near, far in zip(blocks, biases, queries, keys, values, strict=True):
+            rows = own.reshape(batch, g, -1, h)
+            scores = wide(rows @ near).view(batch, n, end - begin, -1) * call.score_scale  # near (b, g, h, read)
             at = b, heads, q_idx[:, :, begin:end], _within(k_idx, spans, 3)
-            if call.bias is not None:
-                scores = call.bias(scores, *at)
+            if bias is not None:
+                scores = bias(scores, *at)
             visible = call.visibility.visible(*at)
             scores = scores.masked_fill(~visible, float("-inf"))
             pattern = softmax_over(scores, call.sinks).masked_fill(~visible.any(-1, keepdim=True), 0.0).to(v.dtype)
             pattern = F.dropout(pattern, call.dropout).reshape(batch, g, -1, pattern.shape[-1])
-            out.append((pattern @ _within(values, spans, 2)).view(batch, n, end - begin, v.shape[-1]))
+            out.append((pattern @ far).view(batch, n, end - begin, v.shape[-1]))
         return torch.cat(out, dim=2).transpose(1, 2)
 
 
@@ -186,6 +190,16 @@ def _folded(call: AttentionCall, rate: int) -> AttentionCall:
 
 def _width(spans: Spans) -> int:
     return sum(end - begin for begin, end in spans)
+
+
+def _each(x: Tensor, spans_of: list[Spans], dim: int) -> Iterator[Tensor]:
+    """Yields the intervals of x along the axis `dim` for each block, concatenated. x is cut once, at all ends of
+    intervals: the gradient of each piece has the size of the piece, where that of a slice would have the size of x."""
+    ends = sorted({0, x.shape[dim], *(end for spans in spans_of for span in spans for end in span)})
+    pieces, index = x.split([end - begin for begin, end in pairwise(ends)], dim), {end: i for i, end in enumerate(ends)}
+    for spans in spans_of:
+        read = [piece for begin, end in spans for piece in pieces[index[begin] : index[end]]]
+        yield read[0] if len(read) == 1 else torch.cat(read, dim)
 
 
 def _within(x: Tensor, spans: Spans, dim: int) -> Tensor:

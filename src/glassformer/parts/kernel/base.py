@@ -54,6 +54,12 @@ class ScoreBias:
     def __call__(self, score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
         return self.function(score, b, n, q_idx, k_idx)
 
+    def by_block(self, sizes: list[int]) -> list[ScoreBias]:
+        """Returns an equal bias for each of the consecutive blocks of a call's queries, `sizes` their numbers of
+        queries. A bias that reads a tensor with a row for each query divides it here, so that the gradient of a block
+        has the size of the block."""
+        return [self] * len(sizes)
+
     @staticmethod
     def chain(first: ScoreBias | None, then: ScoreBias | None) -> ScoreBias | None:
         """Returns the bias that applies `first`, then `then`."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -39,6 +40,29 @@ def waves(distances: Float[Tensor, " r"], width: int) -> Float[Tensor, "r d"]:
     exponents = torch.arange(0, width, 2, device=distances.device, dtype=distances.dtype) / width
     angle = distances[:, None] * 10_000.0**-exponents
     return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+class _ByDistance(ScoreBias):
+    """Bias table[b, n, i, r] of query i and the key r tokens before it, for a table (b, n, s, r).
+
+    first    index of the first query; as a tensor (1,) or (b, 1)
+    given    positions (b, t) of the tokens, if they have gaps
+    """
+
+    def __init__(self, table: Tensor, first: int | Tensor, given: Tensor | None):
+        def add(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
+            row = q_idx - (first[b, 0] if isinstance(first, Tensor) and first.dim() == 2 else first)
+            if given is not None:
+                last = given.shape[1] - 1
+                q_idx, k_idx = given[b, q_idx.clamp(max=last)], given[b, k_idx.clamp(max=last)]
+            return score + table[b, n, row, (q_idx - k_idx).clamp(0, table.shape[-1] - 1)]
+
+        super().__init__(add, True, "xl_memory", (table,))
+        self.table, self.first, self.given = table, first, given
+
+    def by_block(self, sizes: list[int]) -> list[ScoreBias]:
+        tables, before = self.table.split(sizes, 2), accumulate(sizes, initial=0)
+        return [_ByDistance(table, self.first + at, self.given) for table, at in zip(tables, before, strict=False)]
 
 
 class XLMemory(SoftmaxAttention):
@@ -113,16 +137,7 @@ class XLMemory(SoftmaxAttention):
         reach = min(pass_.end if given is None else int(given.max()) + 1, self.visibility.window)
         wave = waves(torch.arange(reach, device=q.device, dtype=wide(q).dtype), self.d_model).to(q.dtype)
         table = torch.einsum("bsnh,rnh->bnsr", q, self.distance(wave).unflatten(-1, (self.n_heads, -1)))
-        table = table * self.scale
-
-        def add(score: Tensor, b: Tensor, n: Tensor, q_idx: Tensor, k_idx: Tensor) -> Tensor:
-            row = q_idx - (first[b, 0] if isinstance(first, Tensor) and first.dim() == 2 else first)
-            if given is not None:
-                last = given.shape[1] - 1
-                q_idx, k_idx = given[b, q_idx.clamp(max=last)], given[b, k_idx.clamp(max=last)]
-            return score + table[b, n, row, (q_idx - k_idx).clamp(0, reach - 1)]
-
-        return ScoreBias(add, True, "xl_memory", (table,))
+        return _ByDistance(table * self.scale, first, given)
 
     def matrices(self) -> dict[str, Matrix]:
         """Returns {name: weight matrix} of this mixer; a name is that of the site with the matrix's result. `distance`
