@@ -88,7 +88,7 @@ class Banded(Kernel):
             pairs += facts.batch * n * facts.s * facts.sinks
             return KeptTensors((pairs + copies) * facts.dtype.itemsize, given="q" if apart else "qk")
         read = sum(_width(spans) for _, spans in blocks)
-        copies = n * facts.s + g * (facts.t if heads.by_head else read) + g * read
+        copies = n * facts.s + 2 * g * read
         visible = area + facts.s  # bools: for pairs of query and key, and for queries with any key
         return KeptTensors(pattern_bytes(facts, pairs) + visible + copies * per_head)
 
@@ -198,8 +198,7 @@ def _each(x: Tensor, spans_of: list[Spans], dim: int) -> Iterator[Tensor]:
     ends = sorted({0, x.shape[dim], *(end for spans in spans_of for span in spans for end in span)})
     pieces, index = x.split([end - begin for begin, end in pairwise(ends)], dim), {end: i for i, end in enumerate(ends)}
     for spans in spans_of:
-        read = [piece for begin, end in spans for piece in pieces[index[begin] : index[end]]]
-        yield read[0] if len(read) == 1 else torch.cat(read, dim)
+        yield torch.cat([piece for begin, end in spans for piece in pieces[index[begin] : index[end]]], dim)
 
 
 def _within(x: Tensor, spans: Spans, dim: int) -> Tensor:
