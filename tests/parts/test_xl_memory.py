@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import glassformer as gf
 from glassformer.parts.forward_pass import Pass
@@ -15,7 +16,7 @@ from glassformer.parts.mixer import XLMemory
 from glassformer.parts.mixer.xl_memory import waves
 from tests.refused import refused
 
-KERNELS = {"naive": Naive, "banded": Banded, "auto": Auto}
+KERNELS = {"naive": Naive, "banded": Banded, "blocks of 2": lambda: Banded(2), "auto": Auto}
 SIZE = "layers=2+d_model=32+heads=4+vocab_size=61+context=64"
 
 
@@ -46,7 +47,7 @@ def published(mixer: XLMemory, x: Tensor, before: Tensor) -> Tensor:
     return mixer.output(torch.einsum("bnst,btnh->bsnh", scores.softmax(-1), v).flatten(-2))
 
 
-@pytest.mark.parametrize("kernel", ["naive", "banded", "auto"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("memory", [3, 50])
 def test_segments_and_their_memory_are_the_papers(memory: int, kernel: str):
     """Three segments trained one after the other with one state: outputs, the gradient of every weight, and that of
@@ -114,3 +115,27 @@ def test_xl_memory_refuses_unsupported_settings():
     ):
         with refused(code=code, field=field):
             gf.preset(f"llama@1m+{SIZE}+xl_memory:6+{change}").build()
+
+
+class Written(TorchDispatchMode):
+    """Mode that sums the sizes of the tensors that operations write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and not func.is_view:
+            self.elements += made.numel()
+        return made
+
+
+def test_work_of_training_grows_with_the_length():
+    mixer, written = moved(15, "blocks of 2").double(), []
+    for length in (64, 512):
+        x = torch.randn(1, length, 12, dtype=torch.float64, requires_grad=True)
+        with Written() as mode:
+            mixer(x).sum().backward()
+        written.append(mode.elements / length)
+    assert written[1] < 1.5 * written[0]  # gradients as long as the text for each block: 6.9 times
