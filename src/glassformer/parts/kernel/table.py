@@ -9,8 +9,9 @@ from glassformer.parts import fused_loops
 from glassformer.parts.kernel.base import CallFacts
 
 # CPU, forward and backward: numbers of queries s for which blocks beat torch's SDPA, from <= s < to; under a window
-# they win for more too. Our own C++ (`fused_loops`) beats both. From 8192 the patterns that blocks keep for the backward
-# pass outweigh the speed. At 2048 in fp32 blocks win by 7 % on one processor and lose by 6 % on another (docs/log.md).
+# they win for more too. Our own C++ (`fused_loops`) beats both. From 8192 the patterns that blocks keep for the
+# backward pass outweigh the speed. At 2048 in fp32 blocks win by 7 % on one processor and lose by 6 % on another
+# (docs/log.md).
 CPU_BANDED = {torch.float32: (256, 4096), torch.bfloat16: (2, 8192)}
 CPU_BANDED_OTHER = (256, 4096)
 
