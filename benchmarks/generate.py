@@ -51,7 +51,7 @@ from glassformer.generation.steps import new_state
 from glassformer.machine.native import SWITCH
 from glassformer.model import Model
 from glassformer.parts.linear import Linear
-from glassformer.parts.precision import onednn_in_bf16
+from glassformer.parts.precision import packs_bf16
 from glassformer.parts.quantized import QuantizedLinear
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,7 +91,7 @@ PLAIN = {**PLAYED["AVX2"], SWITCH: "avx2"}
 
 class Glassformer:
     def __init__(self, kind: str, compiled: bool):
-        plain = kind == "bf16" and (compiled or not onednn_in_bf16())  # as `glassformer generate` loads it
+        plain = kind == "bf16" and (compiled or not packs_bf16())  # as `glassformer generate` loads it
         self.model = gf.load(MODEL, dtype=torch.bfloat16, quantize=None if plain else kind).model
         self.facts: dict[str, Any] = {"weights": weight_bytes(self.model)}
         self.step = self._load() if compiled else None

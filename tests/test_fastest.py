@@ -29,7 +29,7 @@ PLAIN = {"float32": 3.0, "bf16": 9.0, "int8": 9.0, "int4": 3.1}
 
 def play(monkeypatch: pytest.MonkeyPatch, taken: dict[str, float], bf16: bool = False) -> None:
     monkeypatch.setattr(fastest, "seconds", lambda: taken)
-    monkeypatch.setattr(fastest, "onednn_in_bf16", lambda device="cpu": bf16)
+    monkeypatch.setattr(fastest, "packs_bf16", lambda device="cpu": bf16)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def loaded_by_a_server(
     config = gf.preset("llama@0.1m+vocab_size=257+context=32")
     monkeypatch.setattr(chatting, "load", load)
     monkeypatch.setattr(server, "Served", served)
-    monkeypatch.setattr(chatting, "onednn_in_bf16", lambda device="cpu": False)
+    monkeypatch.setattr(chatting, "packs_bf16", lambda device="cpu": False)
     with pytest.raises(Enough):
         gf.serve(name, dry=True, **options)
     return found[0], found[1], found[2]

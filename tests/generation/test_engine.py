@@ -12,7 +12,7 @@ import torch
 
 from glassformer.errors import RequestError
 from glassformer.generation import generate, steps
-from glassformer.generation.engine import Engine, GenerationRequest
+from glassformer.generation.engine import Engine, GenerationRequest, TextPiece
 from glassformer.generation.sampling import Sampling
 from glassformer.generation.steps import piece_end, split_pieces
 from glassformer.introspection import edit, sites
@@ -304,6 +304,27 @@ def test_an_interrupted_prompt_is_not_taken_for_read(cancelled: bool):
     drain(engine)
     for request in (again,) if cancelled else (joining, again):
         assert request.finish == "length" and request.tokens == alone(model, request)
+
+
+def test_an_interrupt_while_a_token_is_shown_cancels_its_text(monkeypatch: pytest.MonkeyPatch):
+    model = tiny()
+    engine = Engine(model, slots=2, context=60)
+    struck, other = (engine.submit(ids, 8) for ids in prompts(2))
+    for _ in range(3):
+        engine.step()
+    show = GenerationRequest._show
+
+    def strike(self: GenerationRequest, piece: TextPiece) -> None:
+        show(self, piece)
+        if self is struck:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(GenerationRequest, "_show", strike)
+        engine.step()
+    drain(engine)
+    assert struck.finish == "cancelled" and struck.error is None and len(struck.tokens) == 4
+    assert other.finish == "length" and other.tokens == alone(model, other)
 
 
 def test_an_interrupt_between_rows_draws_nothing_twice(monkeypatch: pytest.MonkeyPatch):

@@ -747,10 +747,11 @@ class Engine:
     def _tell(self, one: GenerationRequest, token: int) -> None:
         try:
             one._take(token)
-        except BaseException as problem:  # only this text may be half decoded
+        except Exception as problem:  # only this text may be half decoded
             one._fail(f"the token {token} cannot be shown: {reason(problem)}")
-            if not isinstance(problem, Exception):
-                raise
+        except BaseException:  # an interrupt, which may have come between a token and its text
+            one.cancel()
+            raise
 
 
 def ruled(rules: Rules, one: GenerationRequest, logits: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from glassformer.naming.fastest import Unpaid, decided, unpaid
 from glassformer.naming.loading import load
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.options import AUTO, ModelKeywords, ModelOptions
-from glassformer.parts.precision import onednn_in_bf16
+from glassformer.parts.precision import packs_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.text.chat_template import Message
 from glassformer.text.messages import as_messages
@@ -134,7 +134,7 @@ def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
             raise
         raise WorkError(f"{model} does not fit into the memory of {device}; use --device cpu", code="memory") from None
     half = options.quantize is None and loaded.model.dtype == torch.bfloat16
-    if half and not options.compile and onednn_in_bf16(loaded.model.device.type):  # equal numbers, with faster prefill
+    if half and not options.compile and packs_bf16(loaded.model.device.type):  # equal numbers, with faster prefill
         loaded.model = fold(loaded.model)
         quantize(loaded.model, "bf16")
     return loaded

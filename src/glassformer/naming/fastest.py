@@ -26,7 +26,7 @@ from glassformer.machine.threads import at_most
 from glassformer.naming.models import parse, preset, trial
 from glassformer.options import AUTO, ModelOptions
 from glassformer.parts import few_rows
-from glassformer.parts.precision import onednn_in_bf16
+from glassformer.parts.precision import packs_bf16
 from glassformer.parts.quantized import quantize
 
 Options = TypeVar("Options", bound=ModelOptions)
@@ -76,7 +76,7 @@ def measured() -> dict[str, float]:
     with trial(), torch.random.fork_rng(devices=[]):
         plain = preset(SAMPLE).build(seed=0).eval().requires_grad_(False)
     models = {"float32": plain, "bf16": copy.deepcopy(plain).bfloat16()}
-    if onednn_in_bf16():
+    if packs_bf16():
         quantize(models["bf16"], "bf16")
     for kind in ("int8", "int4"):
         models[kind] = quantize(copy.deepcopy(plain), kind).to(torch.bfloat16)  # type: ignore[assignment]
@@ -158,7 +158,7 @@ def has_four_bits(expression: str | Path) -> bool:
 
 def how(kind: str | None) -> dict[str, Any]:
     """Returns the options quantize and dtype with which weights are loaded in a precision."""
-    if kind == "bf16" and not onednn_in_bf16():
+    if kind == "bf16" and not packs_bf16():
         return {"quantize": None, "dtype": "bfloat16"}
     return {"quantize": kind}
 

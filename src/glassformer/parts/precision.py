@@ -108,6 +108,12 @@ def onednn_in_bf16(device: str = "cpu") -> bool:
     return device == "cpu" and known and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+def packs_bf16(device: str = "cpu") -> bool:
+    """Returns True if oneDNN should pack weights in bf16 for a CPU: if its matmuls of many rows are not slow there.
+    Elsewhere plain weights are faster, because native instructions of a decoding step read them."""
+    return onednn_in_bf16(device) and not slow_in_bf16(device)
+
+
 def slow_in_bf16(device: str) -> bool:
     """Returns True if matmuls of many bf16 rows are faster in fp32, as they are without oneDNN's in bf16; False while
     a compiler traces, because nothing can be measured then."""

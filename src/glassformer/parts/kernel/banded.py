@@ -194,7 +194,7 @@ def _width(spans: Spans) -> int:
 
 def _each(x: Tensor, spans_of: list[Spans], dim: int) -> Iterator[Tensor]:
     """Yields the intervals of x along the axis `dim` for each block, concatenated. x is cut once, at all ends of
-    intervals: the gradient of each piece has the size of the piece, where that of a slice would have the size of x."""
+    intervals, since the gradient of a slice would have the size of x, and that of a piece has the size of the piece."""
     ends = sorted({0, x.shape[dim], *(end for spans in spans_of for span in spans for end in span)})
     pieces, index = x.split([end - begin for begin, end in pairwise(ends)], dim), {end: i for i, end in enumerate(ends)}
     for spans in spans_of:
