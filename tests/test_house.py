@@ -489,7 +489,8 @@ OPERATORS = {
 """Files of parts that may ask for the device or the compiler, and why."""
 ASKS = {
     "is_compiling", "is_dynamo_compiling", "compiling_regions", "is_cuda", "is_cpu", "is_mps", "is_autocast_enabled",
-    "is_autocast_cpu_enabled", "get_autocast_dtype", "slow_in_bf16", "packs_bf16", "onednn_in_bf16", "mkldnn", "_dynamo",
+    "is_autocast_cpu_enabled", "get_autocast_dtype", "slow_in_bf16", "packs_bf16", "onednn_in_bf16", "mkldnn",
+    "_dynamo",
 }  # fmt: skip
 DEVICES = {"cpu", "cuda", "mps", "xpu", "meta"}
 
