@@ -210,7 +210,8 @@ def loaded_by_a_server(
     config = gf.preset("llama@0.1m+vocab_size=257+context=32")
     monkeypatch.setattr(chatting, "load", load)
     monkeypatch.setattr(server, "Served", served)
-    monkeypatch.setattr(chatting, "packs_bf16", lambda device="cpu": False)
+    for ability in ("packs_bf16", "onednn_in_bf16"):
+        monkeypatch.setattr(chatting, ability, lambda device="cpu": False)
     with pytest.raises(Enough):
         gf.serve(name, dry=True, **options)
     return found[0], found[1], found[2]
@@ -266,3 +267,21 @@ def test_quantisation_of_a_loaded_model_is_refused_by_a_server() -> None:
     config = gf.preset("llama@0.1m+vocab_size=257+context=32")
     with refused(code="conflict", field="quantize"):
         server.served_models(gf.Loaded(config.build(seed=0), config, None), "int8", None, None, None, 1)
+
+
+@pytest.mark.parametrize(("packs", "asked"), [(True, "bf16"), (False, None)])
+def test_bf16_is_plain_where_packed_weights_are_slower(
+    packs: bool, asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    config = gf.preset("llama@0.1m+vocab_size=257+context=32")
+
+    def load(_: str, **how: Any) -> Any:
+        found.extend((how["quantize"], how["dtype"]))
+        return gf.Loaded(config.build(seed=0), config, None)
+
+    monkeypatch.setattr(chatting, "load", load)
+    monkeypatch.setattr(chatting, "packs_bf16", lambda device="cpu": packs)
+    monkeypatch.setattr(chatting, "onednn_in_bf16", lambda device="cpu": True)
+    chatting.loaded_as("gpt2", ModelOptions(quantize="bf16", device="cpu"))
+    assert found == [asked, "bfloat16"]

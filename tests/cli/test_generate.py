@@ -666,7 +666,8 @@ def test_prepacked_bf16_is_refused_before_weights_are_read(model: str, capsys: S
     def read(*_: Any, **__: Any) -> None:
         raise AssertionError("read")
 
-    monkeypatch.setattr(import_module("glassformer.naming.loading"), "onednn_in_bf16", lambda device="cpu": False)
+    for module in ("loading", "chatting"):
+        monkeypatch.setattr(import_module(f"glassformer.naming.{module}"), "onednn_in_bf16", lambda device="cpu": False)
     monkeypatch.setattr(import_module("glassformer.conversion.checkpoints"), "read_checkpoint", read)
     document = json.loads(run(capsys, model, "Hi", "--quantize", "bf16", "--json", status=2)[0])
     assert (document["error"]["code"], document["error"]["field"]) == ("unsupported", "quantize")

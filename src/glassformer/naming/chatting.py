@@ -20,7 +20,7 @@ from glassformer.naming.fastest import Unpaid, decided, unpaid
 from glassformer.naming.loading import load
 from glassformer.naming.resolve import ModelLike, resolve
 from glassformer.options import AUTO, ModelKeywords, ModelOptions
-from glassformer.parts.precision import packs_bf16
+from glassformer.parts.precision import onednn_in_bf16, packs_bf16
 from glassformer.parts.quantized import QUANTIZED, quantize
 from glassformer.text.chat_template import Message
 from glassformer.text.messages import as_messages
@@ -123,12 +123,14 @@ def loaded_as(model: ModelLike, options: ModelOptions) -> Loaded:
     options, words = decided(model, options, device)
     if words:
         warnings.warn(words)
-    dtype = options.dtype or ("bfloat16" if options.quantize in QUANTIZED else None)
+    dtype, kind = options.dtype or ("bfloat16" if options.quantize in QUANTIZED else None), options.quantize
+    if kind == "bf16" and onednn_in_bf16(device) and not packs_bf16(device):
+        kind = None  # plain weights in bf16 are faster here
     try:
         with warnings.catch_warnings():
             if options.compile:  # the measured step is not compiled
                 warnings.simplefilter("ignore", Unpaid)
-            loaded = load(model, dtype=dtype, device=device, quantize=options.quantize)
+            loaded = load(model, dtype=dtype, device=device, quantize=kind)
     except RuntimeError as error:
         if device == "cpu" or not no_memory(error):
             raise

@@ -54,7 +54,7 @@ class Unpaid(UserWarning):
 def seconds(measure: Callable[[], dict[str, float]] | None = None) -> Mapping[str, float]:
     """Returns the seconds of a token of the sample model in each precision on this processor, measured on the first
     call for a machine and then kept; empty if the clock is too coarse."""
-    key = f"{thread_cache.here()}, {few_rows.kernel() or 'torch'}"
+    key = f"{thread_cache.here()}, {few_rows.kernel() or 'torch'}, bf16 {'packed' if packs_bf16() else 'plain'}"
     found = remembered(FILE, key)
     if not _are_seconds(found):
         found = (measure or measured)()
