@@ -193,8 +193,12 @@ def _width(spans: Spans) -> int:
 
 
 def _each(x: Tensor, spans_of: list[Spans], dim: int) -> Iterator[Tensor]:
-    """Yields the intervals of x along the axis `dim` for each block, concatenated. x is cut once, at all ends of
-    intervals, since the gradient of a slice would have the size of x, and that of a piece has the size of the piece."""
+    """Yields the intervals of x along the axis `dim` for each block, concatenated. For a gradient x is cut once, at all
+    ends of intervals: the gradient of a slice would have the size of x, and that of a piece has the size of the
+    piece."""
+    if not x.requires_grad:
+        yield from (_within(x, spans, dim) for spans in spans_of)
+        return
     ends = sorted({0, x.shape[dim], *(end for spans in spans_of for span in spans for end in span)})
     pieces, index = x.split([end - begin for begin, end in pairwise(ends)], dim), {end: i for i, end in enumerate(ends)}
     for spans in spans_of:
