@@ -22,7 +22,7 @@ with tempfile.TemporaryDirectory() as folder:
     text = Path(folder) / "text.txt"
     text.write_text("".join(chr(48 + i) for i in range(vocab)) * 4000, encoding="utf-8")
     recipe = {"tokens": 10**8, "batch_size": batch, "context": context, "device": "cpu", "dtype": "float32",
-              "compile": bool(compiled)}  # fmt: skip
+              "compile": bool(compiled), "threads": threads}  # fmt: skip
     request = prepare_run(preset(name), str(text), recipe, tokenizer="char")
 machine.apply(request.how)
 run = Training(request)

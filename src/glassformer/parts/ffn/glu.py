@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from glassformer.errors import RequestError
+from glassformer.parts import fused_products
 from glassformer.parts.core.base import BuildContext, Value
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.owner import Owner
@@ -48,6 +49,7 @@ class Glu(FFN):
         self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam, shard=Shard("row"))
         self.activation, self.gating, self.clamp = activation, gating(activation, clamp), clamp
         self.fusible = activation if clamp is None else None
+        self.in_blocks = self.gating is swiglu
         self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
@@ -60,6 +62,11 @@ class Glu(FFN):
 
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)
+        if (
+            self.in_blocks
+            and (y := fused_products.feed(self, x, (self.gate_proj, self.up_proj), self.down_proj)) is not None
+        ):
+            return self.out(y)
         hidden = gated_at_once(x, self.fusible, (self.gate_proj, self.gate), (self.up_proj, self.up))
         if hidden is None:
             hidden = self.gating(self.gate(self.gate_proj(x)), self.up(self.up_proj(x)))

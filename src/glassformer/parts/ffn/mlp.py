@@ -5,13 +5,14 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor
 
+from glassformer.parts import fused_products
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.owner import Owner
 from glassformer.parts.core.shard import Shard
 from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word, whole
-from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, FFNConfig
+from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, FFNConfig, gelu_tanh
 from glassformer.parts.ffn.fused_activation import activated_at_once
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
@@ -38,6 +39,7 @@ class Mlp(FFN):
         self.up_proj = Linear(d_model, hidden, bias, reparam=reparam, shard=Shard("column"))
         self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam, shard=Shard("row"))
         self.activation, self.phi = activation, ACTIVATIONS[activation]
+        self.in_blocks = self.phi is gelu_tanh
         self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
@@ -50,6 +52,9 @@ class Mlp(FFN):
 
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)
+        y = fused_products.feed(self, x, (self.up_proj,), self.down_proj) if self.in_blocks else None
+        if y is not None:
+            return self.out(y)
         hidden = activated_at_once(x, self.activation, (self.up_proj, self.up))
         if hidden is None:
             hidden = self.phi(self.up(self.up_proj(x)))
