@@ -221,7 +221,7 @@ class _Attend(torch.autograd.Function):
         z = q.new_empty(b, n, s, width).transpose(1, 2) if by_head else q.new_empty(b, s, n, width)
         log_z = q.new_empty(b, n, s)
         ctx.sizes = b, n, g, s, t, h, width, causal, scale
-        views = [_view(x) for x in (q, k, v, z)]
+        views = [view(x) for x in (q, k, v, z)]
         if _library().attend(ctypes.byref(_Attention(*ctx.sizes)), *map(ctypes.byref, views), _at(log_z)):
             raise MemoryError("attention")
         ctx.save_for_backward(q, k, v, z, log_z)
@@ -233,7 +233,7 @@ class _Attend(torch.autograd.Function):
         q, k, v, z, log_z = ctx.saved_tensors
         grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
         made = [torch.empty(x.shape) for x in (q, k, v)]
-        given, results = [_view(x) for x in (grad, q, k, v, z)], [_view(x) for x in made]
+        given, results = [view(x) for x in (grad, q, k, v, z)], [view(x) for x in made]
         call = ctypes.byref(_Attention(*ctx.sizes))
         if _library().attend_back(call, *map(ctypes.byref, given), _at(log_z), *map(ctypes.byref, results)):
             raise MemoryError("the gradient of attention")
@@ -257,7 +257,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Te
     return _Attend.apply(q, k, v, causal, scale)
 
 
-def _view(x: Tensor) -> _View:
+def view(x: Tensor) -> _View:
+    """Returns the address of x (b, s, n, h), whose last axis has stride 1, with the strides of its other axes."""
     row, token, head, _ = x.stride()
     return _View(x.data_ptr(), row, token, head)
 

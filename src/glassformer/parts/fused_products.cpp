@@ -12,9 +12,31 @@ using Gemm = void (*)(
     const float*, const int32_t*, const float*, float*, const int32_t*
 );
 
+// sums (count) = or += the rows of x (m), `row` numbers apart.
+inline void add_rows(const float* x, int64_t row, int64_t m, float* sums, int64_t count, bool add) {
+    if (!add) std::fill(sums, sums + count, 0.0f);
+    for (int64_t r = 0; r < m; ++r)
+        for (int64_t j = 0; j < count; ++j) sums[j] += x[r * row + j];
+}
+
 struct Call {
     Gemm gemm;
     int64_t rows, d, f, block, gates, threads;  // rows of x and of a block, widths, matrices before the loop
+
+    // f(first row, rows, thread) for each block of the rows 0 .. all-1; for a thread of a team.
+    template <typename F>
+    void blocks(int64_t all, F f) const {
+#pragma omp for schedule(static)
+        for (int64_t first = 0; first < all; first += block) f(first, std::min(block, all - first), omp_get_thread_num());
+    }
+
+    // f(first column, columns) for each thread's share of `count`.
+    template <typename F>
+    void columns(int64_t count, F f) const {
+        const int64_t share = fused_loops::up_to((count + threads - 1) / threads, 16);
+#pragma omp for schedule(static)
+        for (int64_t j = 0; j < count; j += share) f(j, std::min(share, count - j));
+    }
 
     // c (m, n) = or += a @ b, with a (m, k) or its transpose and b (k, n) or its transpose; and numbers between their rows.
     void product(
@@ -30,21 +52,40 @@ struct Call {
         for (int64_t r = 0; bias && r < m; ++r) std::memcpy(y + r * o, bias, o * sizeof(float));
         product(x, false, i, weight, true, i, y, o, m, o, i, bias);
     }
+
+    // Gradients of rows j .. j+n-1 of W (o, i) and b = or += those from m rows of y, `row` numbers apart, and x (m, i).
+    void gather(
+        const float* grad, int32_t row, const float* x, float* weight, float* bias, int64_t j, int32_t n, int32_t i,
+        int32_t m, bool add
+    ) const {
+        if (weight) product(grad, true, row, x, false, i, weight + j * i, i, n, i, m, add);
+        if (bias) add_rows(grad, row, m, bias + j, n, add);
+    }
 };
 
 using fused_loops::each;
+using fused_loops::View;
 
-// sums (count) = or += the rows of x (m), `row` numbers apart.
-inline void add_rows(const float* x, int64_t row, int64_t m, float* sums, int64_t count, bool add) {
-    if (!add) std::fill(sums, sums + count, 0.0f);
-    for (int64_t r = 0; r < m; ++r)
-        for (int64_t j = 0; j < count; ++j) sums[j] += x[r * row + j];
-}
+struct Heads {
+    int64_t s, n, g, h, v, r, near, of_row;  // tokens, heads of q and k, widths of k and v, numbers turned, and tables of a row
+    const float *cosine, *sine;
+
+    // f(head of q and then of k, row and token, tables) for rows first .. first+m-1.
+    template <typename F>
+    void turn(int64_t first, int64_t m, F f) const {
+        for (int64_t row = first; row < first + m; ++row) {
+            const int64_t b = row / s, t = row % s, at = b * of_row + t * r;
+            for (int64_t head = 0; head < n + g; ++head) f(head, b, t, cosine + at, sine + at);
+        }
+    }
+};
 
 }  // namespace fused_products
 
 extern "C" {
 using fused_products::Call;
+using fused_products::Heads;
+using fused_products::View;
 
 // weights, biases: of the matrices before the loop (f, d), (f), then of that after it (d, f), (d). opened: results of the former
 // (rows, f). room: (block, f) for each thread.
@@ -54,18 +95,17 @@ void feed(
 ) {
     const Call& c = *call;
     const int64_t d = c.d, f = c.f, gates = c.gates;
-#pragma omp parallel for schedule(static) num_threads(c.threads)
-    for (int64_t first = 0; first < c.rows; first += c.block) {
-        const int64_t m = std::min(c.block, c.rows - first);
+#pragma omp parallel num_threads(c.threads)
+    c.blocks(c.rows, [=](int64_t first, int64_t m, int64_t thread) {
         for (int64_t i = 0; i < gates; ++i)
             c.linear(x + first * d, weights[i], biases[i], opened[i] + first * f, m, f, d);
-        float *one = opened[0] + first * f, *hidden = room + omp_get_thread_num() * c.block * f;
+        float *one = opened[0] + first * f, *hidden = room + thread * c.block * f;
         if (gates == 2)
             fused_products::each<fused_loops::gate>(m * f, {one, opened[1] + first * f}, {hidden});
         else
             fused_products::each<fused_loops::gelu>(m * f, {one}, {hidden});
         c.linear(hidden, weights[gates], biases[gates], y + first * d, m, d, f);
-    }
+    });
 }
 
 // rooms: for a block of each thread, `hidden` and the gradients of what `feed` opened, each (threads * block, f). grad_x and the
@@ -75,13 +115,13 @@ void feed_back(
     float* const* rooms, float* grad_x, float* const* grad_weights, float* const* grad_biases
 ) {
     const Call& c = *call;
-    const int64_t d = c.d, f = c.f, gates = c.gates, threads = c.threads, share = (f / threads + 16) / 16 * 16;
-#pragma omp parallel num_threads(threads)
-    for (int64_t begin = 0; begin < c.rows; begin += threads * c.block) {
-        const int64_t all = std::min(threads * c.block, c.rows - begin);
-#pragma omp for schedule(static)
-        for (int64_t from = 0; from < all; from += c.block) {
-            const int64_t first = begin + from, m = std::min(c.block, all - from);
+    const int64_t d = c.d, f = c.f, gates = c.gates, step = c.threads * c.block;
+#pragma omp parallel num_threads(c.threads)
+    for (int64_t begin = 0; begin < c.rows; begin += step) {
+        const int64_t all = std::min(step, c.rows - begin);
+        const bool add = begin > 0;
+        c.blocks(all, [=](int64_t from, int64_t m, int64_t) {
+            const int64_t first = begin + from;
             float *hidden = rooms[0] + from * f, *one = rooms[1] + from * f;
             const float* open = opened[0] + first * f;
             c.product(grad + first * d, false, d, weights[gates], false, f, one, f, m, f, d, false);
@@ -92,22 +132,67 @@ void feed_back(
                 fused_products::each<fused_loops::gelu_again>(m * f, {one, open}, {one, hidden});
             for (int64_t i = 0; grad_x && i < gates; ++i)
                 c.product(rooms[1 + i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
-        }
-        const bool add = begin > 0;
-#pragma omp for schedule(static)
-        for (int64_t j = 0; j < f; j += share) {
-            const int64_t n = std::min(share, f - j);
-            for (int64_t i = 0; i < gates; ++i) {
-                const float* closed = rooms[1 + i] + j;
-                if (grad_weights[i])
-                    c.product(closed, true, f, x + begin * d, false, d, grad_weights[i] + j * d, d, n, d, all, add);
-                if (grad_biases[i]) fused_products::add_rows(closed, f, all, grad_biases[i] + j, n, add);
-            }
-            if (grad_weights[gates])
-                c.product(grad + begin * d, true, d, rooms[0] + j, false, f, grad_weights[gates] + j, f, d, n, all, add);
-        }
-#pragma omp single
-        if (grad_biases[gates]) fused_products::add_rows(grad + begin * d, d, all, grad_biases[gates], d, add);
+        });
+        c.columns(f, [=](int64_t j, int64_t n) {
+            for (int64_t i = 0; i < gates; ++i)
+                c.gather(rooms[1 + i] + j, f, x + begin * d, grad_weights[i], grad_biases[i], j, n, d, all, add);
+            if (float* w = grad_weights[gates])
+                c.product(grad + begin * d, true, d, rooms[0] + j, false, f, w + j, f, d, n, all, add);
+        });
+        if (float* b = grad_biases[gates])
+            c.columns(d, [=](int64_t j, int64_t n) { fused_products::add_rows(grad + begin * d + j, d, all, b + j, n, add); });
+    }
+}
+
+// y = x W^T + b in heads: q and k turned, and v (rows, g v). q, k: by strides. room: (block, (n + g) h) for each thread.
+void project(
+    const Call* call, const Heads* heads, const float* x, const float* weight, const float* bias, const View* q,
+    const View* k, float* v, float* room
+) {
+    const Call& c = *call;
+    const Heads& of = *heads;
+    const int64_t d = c.d, o = (of.n + of.g) * of.h, rest = of.g * of.v;
+#pragma omp parallel num_threads(c.threads)
+    c.blocks(c.rows, [=](int64_t first, int64_t m, int64_t thread) {
+        float* y = room + thread * c.block * o;
+        c.linear(x + first * d, weight, bias, y, m, o, d);
+        c.linear(x + first * d, weight + o * d, bias ? bias + o : nullptr, v + first * rest, m, rest, d);
+        of.turn(first, m, [&](int64_t head, int64_t b, int64_t t, const float* cosine, const float* sine) {
+            const View& to = head < of.n ? *q : *k;
+            const int64_t one = head < of.n ? head : head - of.n;
+            fused_loops::turn(y, cosine, sine, to.of(b, one) + t * to.token, of.r, of.h, of.near, 1);
+            y += of.h;
+        });
+    });
+}
+
+// From the gradients of q, k and v. room: (threads * block, o) for all o results.
+void project_back(
+    const Call* call, const Heads* heads, const View* q, const View* k, const View* v, const float* x, const float* weight,
+    float* room, float* grad_x, float* grad_weight, float* grad_bias
+) {
+    const Call& c = *call;
+    const Heads& of = *heads;
+    const int64_t d = c.d, o = c.f, step = c.threads * c.block;
+#pragma omp parallel num_threads(c.threads)
+    for (int64_t begin = 0; begin < c.rows; begin += step) {
+        const int64_t all = std::min(step, c.rows - begin);
+        c.blocks(all, [=](int64_t from, int64_t m, int64_t) {
+            float *grad = room + from * o, *y = grad;
+            of.turn(begin + from, m, [&](int64_t head, int64_t b, int64_t t, const float* cosine, const float* sine) {
+                const View& by = head < of.n ? *q : *k;
+                const int64_t one = head < of.n ? head : head - of.n;
+                fused_loops::turn(by.of(b, one) + t * by.token, cosine, sine, y, of.r, of.h, of.near, -1);
+                y += of.h;
+                if (head + 1 < of.n + of.g) return;
+                for (int64_t i = 0; i < of.g; ++i, y += of.v)
+                    std::memcpy(y, v->of(b, i) + t * v->token, of.v * sizeof(float));
+            });
+            if (grad_x) c.product(grad, false, o, weight, false, d, grad_x + (begin + from) * d, d, m, d, o, false);
+        });
+        c.columns(o, [=](int64_t j, int64_t n) {
+            c.gather(room + j, o, x + begin * d, grad_weight, grad_bias, j, n, d, all, begin > 0);
+        });
     }
 }
 }

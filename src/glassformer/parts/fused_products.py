@@ -65,7 +65,7 @@ def _library() -> Any:
     found = native.if_possible(SOURCE, native.kernel(), "training in fp32 uses separate products and loops")
     if found is not None:
         at = ctypes.c_void_p
-        for function, arguments in {"feed": 7, "feed_back": 9}.items():
+        for function, arguments in {"feed": 7, "feed_back": 9, "project": 9, "project_back": 11}.items():
             call = getattr(found, function)
             call.argtypes, call.restype = [at] * arguments, None
     return found
@@ -79,14 +79,11 @@ class _Feed(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gates: int, *matrices: Tensor | None) -> Tensor:
         x, weights, biases = x.contiguous(), *(matrices[i : i + gates + 1] for i in (0, gates + 1))
         d, f = x.shape[-1], weights[-1].shape[1]
-        rows = x.numel() // d
-        threads, rows = torch.get_num_threads(), x.numel() // d
-        block = min(BLOCK, -(-rows // threads))
-        ctx.sizes = _product(), rows, d, f, block, gates, threads
+        ctx.call = _blocks(x.numel() // d, d, f, gates)
         opened, y = [x.new_empty(*x.shape[:-1], f) for _ in range(gates)], torch.empty_like(x)
-        room = x.new_empty(threads * block, f)
+        room = x.new_empty(ctx.call[-1] * ctx.call[4], f)
         _library().feed(
-            ctypes.byref(_Call(*ctx.sizes)), _at(x), _each(weights), _each(biases), _each(opened), _at(room), _at(y)
+            ctypes.byref(_Call(*ctx.call)), _at(x), _each(weights), _each(biases), _each(opened), _at(room), _at(y)
         )
         ctx.save_for_backward(x, *opened, *weights)
         return y
@@ -94,7 +91,7 @@ class _Feed(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        _, _, _, f, block, gates, threads = ctx.sizes
+        _, _, _, f, block, gates, threads = ctx.call
         x, *kept = ctx.saved_tensors
         opened, weights, grad = kept[:gates], kept[gates:], grads[0].contiguous()
         rooms = [x.new_empty(threads * block, f) for _ in range(gates + 1)]
@@ -102,26 +99,100 @@ class _Feed(torch.autograd.Function):
         shapes = [weight.shape for weight in weights] + [weight.shape[:1] for weight in weights]
         made = [x.new_empty(shape) if want else None for shape, want in zip(shapes, wanted, strict=True)]
         _library().feed_back(
-            ctypes.byref(_Call(*ctx.sizes)), _at(grad), _at(x), _each(weights), _each(opened), _each(rooms),
+            ctypes.byref(_Call(*ctx.call)), _at(grad), _at(x), _each(weights), _each(opened), _each(rooms),
             _at(of_x), _each(made[: gates + 1]), _each(made[gates + 1 :]),
         )  # fmt: skip
         return (of_x, None, *made)
 
 
+class _Heads(ctypes.Structure):
+    """Numbers of tokens, heads of q and of k, widths of k and of v, numbers turned in a head, 1 for neighbouring pairs,
+    numbers between the tables of texts, and addresses of the tables."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("s", "n", "g", "h", "v", "r", "near", "of_row")),
+        *((name, ctypes.c_void_p) for name in ("cosine", "sine")),
+    )
+
+
+class _Project(torch.autograd.Function):
+    """Autograd function of a projection to heads with rotated q and k."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, ...],
+        near: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
+        (b, s, d), (n, g, h, width) = x.shape, heads
+        r = cos.shape[-1] * cos.shape[-2]
+        ctx.call, ctx.heads = (
+            _blocks(b * s, d, len(weight)),
+            (s, n, g, h, width, r, near, s * r if len(cos) == b > 1 and cos.dim() == 5 else 0),
+        )
+        q, k = (x.new_empty(b, count, s, h).transpose(1, 2) for count in (n, g))
+        v, room = x.new_empty(b, s, g, width), x.new_empty(ctx.call[-1] * ctx.call[4], (n + g) * h)
+        _library().project(
+            ctypes.byref(_Call(*ctx.call)), ctypes.byref(_Heads(*ctx.heads, _at(cos), _at(sin))), _at(x), _at(weight),
+            _at(bias), _view(q), _view(k), _at(v), _at(room),
+        )  # fmt: skip
+        ctx.save_for_backward(x, weight, cos, sin)
+        return q, k, v
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, cos, sin = ctx.saved_tensors
+        given = [one if one.stride(-1) == 1 else one.contiguous() for one in grads]
+        wanted = zip((x, weight, weight[:, 0]), ctx.needs_input_grad, strict=False)
+        of_x, of_weight, of_bias = (torch.empty_like(one) if want else None for one, want in wanted)
+        room = x.new_empty(ctx.call[-1] * ctx.call[4], len(weight))
+        _library().project_back(
+            ctypes.byref(_Call(*ctx.call)), ctypes.byref(_Heads(*ctx.heads, _at(cos), _at(sin))), *map(_view, given),
+            _at(x), _at(weight), _at(room), _at(of_x), _at(of_weight), _at(of_bias),
+        )  # fmt: skip
+        return of_x, of_weight, of_bias, None, None, None, None
+
+
+def project(
+    layer: Linear, x: Tensor, heads: tuple[int, int, int, int], rotation: tuple[Tensor, Tensor, int]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Returns q (b, s, n, h), k (b, s, g, h), both rotated as by `naive_turn`, and v (b, s, g, hv) of x (b, s, d), for
+    a training step. `heads`: n, g, h, hv; `rotation`: tables of cos and sin and the axis of pairs."""
+    cos, sin, axis = rotation
+    if x.dim() != 3 or cos.shape[-3] != 1 or cos.shape[-4] != x.shape[1] or not _serve(layer, x, (layer,), cos, sin):
+        return None
+    return _Project.apply(x, layer.weight, layer.bias, cos, sin, heads, axis == -1)
+
+
+def _serve(module: nn.Module, x: Tensor, layers: tuple[Linear, ...], *others: Tensor) -> bool:
+    """Returns True if the C++ computes these layers, all linear ones of a module, for x and other tensors."""
+    if not torch.is_grad_enabled() or x.dtype != torch.float32 or x.numel() < FROM * x.shape[-1]:
+        return False
+    if not all(type(one) is Linear and one.operand is not None and one.leave is None for one in layers):
+        return False
+    used = [one for layer in layers for one in (layer.weight, layer.bias) if one is not None]
+    if not fused_loops.serves(x, *used, *others) or _library() is None or torch.is_autocast_enabled("cpu"):
+        return False
+    return unseen(module) and all(one.is_contiguous() for one in used)
+
+
+def _blocks(rows: int, d: int, f: int, gates: int = 0) -> tuple[int | None, ...]:
+    threads = torch.get_num_threads()
+    return _product(), rows, d, f, min(BLOCK, -(-rows // threads)), gates, threads
+
+
 def feed(network: nn.Module, x: Tensor, before: tuple[Linear, ...], after: Linear) -> Tensor | None:
     """Returns the output (..., d) of a feed-forward network of x (..., d), for a training step: layers `before` its
     loop, two for SwiGLU and one for GELU, and the layer `after` it."""
-    if not torch.is_grad_enabled() or x.dtype != torch.float32 or x.numel() < FROM * x.shape[-1]:
-        return None
     layers = (*before, after)
-    if not all(type(one) is Linear and one.operand is not None and one.leave is None for one in layers):
+    if not _serve(network, x, layers):
         return None
-    weights, biases = [one.weight for one in layers], [one.bias for one in layers]
-    if not fused_loops.serves(x, *weights, *(one for one in biases if one is not None)) or _library() is None:
-        return None
-    if torch.is_autocast_enabled("cpu") or not unseen(network) or not all(one.is_contiguous() for one in weights):
-        return None
-    return _Feed.apply(x, len(before), *weights, *biases)
+    return _Feed.apply(x, len(before), *(one.weight for one in layers), *(one.bias for one in layers))
+
+
+def _view(x: Tensor) -> Any:
+    return ctypes.byref(fused_loops.view(x))
 
 
 def _at(x: Tensor | None) -> int | None:

@@ -14,7 +14,7 @@ from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.heads import Heads
 from glassformer.parts.core.owner import Owner
 from glassformer.parts.core.shard import Shard
-from glassformer.parts.core.site import Site
+from glassformer.parts.core.site import Site, unseen
 from glassformer.parts.core.words import Word, positive, whole
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import (
@@ -134,9 +134,7 @@ class Attention(SoftmaxAttention):
 
     def mixed(self, x: Tensor, pass_: Pass, state: KVState | None = None) -> Tensor:
         """Returns z (b, s, n, hv) of x (b, s, d), before the gate, the site `z` and the output layer W_O."""
-        q, k, v = self.projection(self, x, pass_)
-        for adjust in self._adjust:
-            q, k = adjust(q, k, pass_)
+        q, k, v = self.adjusted(x, pass_)
         q, k, v = self.q(q), self.k(k), self.v(v)
         k_idx = None
         if state is not None:
@@ -149,6 +147,18 @@ class Attention(SoftmaxAttention):
         if self.gain_control:
             z = z - self.kernel(call.replace(q=torch.zeros_like(q), bias=None, dropout=0.0, sinks=None))
         return z
+
+    def adjusted(self, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns q (b, s, n, h), k and v (b, s, g, h) of x (b, s, d), after norm and position."""
+        if self.qk_norm is None and self.position is not None and torch.is_grad_enabled() and unseen(self.position):
+            rotation = self.position.rotation(pass_)
+            made = None if rotation is None else self.projection.rotated(self, x, rotation)
+            if made is not None:
+                return made
+        q, k, v = self.projection(self, x, pass_)
+        for adjust in self._adjust:
+            q, k = adjust(q, k, pass_)
+        return q, k, v
 
     @property
     def dot_product(self) -> DotProduct:

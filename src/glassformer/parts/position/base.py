@@ -42,6 +42,11 @@ class AttentionPosition(nn.Module):
         unchanged by default."""
         return q, k
 
+    def rotation(self, pass_: Pass) -> tuple[Tensor, Tensor, int] | None:
+        """Returns the tables of cos and sin and the axis of pairs, if `forward` only rotates pairs by `turn`; None
+        otherwise."""
+        return None
+
     def bias(self, pass_: Pass) -> ScoreBias | None:
         """Returns the bias that this encoding adds to the scores (b, n, s, t) before the softmax; None for no bias."""
         return None

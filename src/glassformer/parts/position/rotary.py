@@ -77,9 +77,12 @@ class Rotary(AttentionPosition):
 
         return pass_.once(self._key, make)
 
+    def rotation(self, pass_: Pass) -> tuple[Tensor, Tensor, int]:
+        return *self.tables(pass_), self._pair_axis
+
     def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
-        cos, sin = self.tables(pass_)
-        return turn(q, cos, sin, self._pair_axis), turn(k, cos, sin, self._pair_axis)
+        rotation = self.rotation(pass_)
+        return turn(q, *rotation), turn(k, *rotation)
 
     def picture(self, length: int) -> dict[str, Plot]:
         """Returns named plots of the wavelengths 2 pi / theta_i; of cos(theta_i k) by pair and distance k; and of its

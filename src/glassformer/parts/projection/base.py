@@ -53,6 +53,13 @@ class Projection(ABC):
     @abstractmethod
     def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]: ...
 
+    def rotated(
+        self, maps: Any, x: Tensor, rotation: tuple[Tensor, Tensor, int]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Returns q, k and v of x with q and k rotated, in one operation of a training step; None if this projection,
+        or the machine, has no such operation."""
+        return None
+
     @abstractmethod
     def matrices(self, maps: Any) -> dict[str, Matrix]:
         """Returns {"q", "k", "v": weight matrix} of the linear layers in `maps`, divided into heads."""

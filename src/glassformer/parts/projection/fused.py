@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from glassformer.parts import fused_products
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.shard import Shard
 from glassformer.parts.forward_pass import Pass
@@ -24,6 +25,12 @@ class FusedQKV(Projection):
         qkv = maps.qkv
         q, k, v = qkv.split(qkv(x))
         return self.by_head(q), self.by_head(k), self.by_head(v, self.value_dim)
+
+    def rotated(
+        self, maps: Any, x: Tensor, rotation: tuple[Tensor, Tensor, int]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        heads = (*self.heads, self.value_dim)
+        return None if self.clip is not None else fused_products.project(maps.qkv, x, heads, rotation)
 
     def matrices(self, maps: Any) -> dict[str, Matrix]:
         n, g, _ = self.heads
