@@ -61,24 +61,18 @@ inline void each(int64_t count, const float* const (&x)[N], float* const (&y)[M]
     });
 }
 
-// SwiGLU: of gate and up; of the gradient, gate and up those of gate and up, and `again` the result.
+// SwiGLU: of gate and up; of the gradient, gate and up those of gate and up.
 
 inline void gate(const __m256* x, __m256* y) { y[0] = _mm256_mul_ps(_mm256_mul_ps(x[0], sigmoid(x[0])), x[1]); }
 
-inline void gate_again(const __m256* x, __m256* y) {
+inline void gate_back(const __m256* x, __m256* y) {
     const __m256 s = sigmoid(x[1]), silu = _mm256_mul_ps(x[1], s);
     const __m256 slope = _mm256_fmadd_ps(silu, _mm256_sub_ps(number(1), s), s);
     y[0] = _mm256_mul_ps(_mm256_mul_ps(slope, x[0]), x[2]);
     y[1] = _mm256_mul_ps(silu, x[0]);
-    y[2] = _mm256_mul_ps(silu, x[2]);
-}
-inline void gate_back(const __m256* x, __m256* y) {
-    __m256 made[3];
-    gate_again(x, made);
-    y[0] = made[0], y[1] = made[1];
 }
 
-// GELU: x s, s = sigmoid(SLOPE (x + CUBE x^3)); of the gradient and x that of x, and `again` the result.
+// GELU: x s, s = sigmoid(SLOPE (x + CUBE x^3)); of the gradient and x that of x.
 
 constexpr float SLOPE = 2 * 0.7978845608028654, CUBE = 0.044715;
 
@@ -88,16 +82,9 @@ inline __m256 open(__m256 x) { return sigmoid(_mm256_mul_ps(x, rise(_mm256_mul_p
 
 inline void gelu(const __m256* x, __m256* y) { y[0] = _mm256_mul_ps(x[0], open(x[0])); }
 
-inline void gelu_again(const __m256* x, __m256* y) {
+inline void gelu_back(const __m256* x, __m256* y) {
     const __m256 s = open(x[1]), bend = _mm256_mul_ps(_mm256_mul_ps(x[1], s), _mm256_sub_ps(number(1), s));
     y[0] = _mm256_mul_ps(x[0], _mm256_fmadd_ps(bend, rise(_mm256_mul_ps(x[1], x[1]), 3 * CUBE), s));
-    y[1] = _mm256_mul_ps(x[1], s);
-}
-
-inline void gelu_back(const __m256* x, __m256* y) {
-    __m256 made[2];
-    gelu_again(x, made);
-    y[0] = made[0];
 }
 
 // RMS norm

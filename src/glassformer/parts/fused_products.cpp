@@ -88,31 +88,31 @@ using fused_products::Heads;
 using fused_products::View;
 
 // weights, biases: of the matrices before the loop (f, d), (f), then of that after it (d, f), (d). opened: results of the former
-// (rows, f). room: (block, f) for each thread.
+// (rows, f); hidden: that of the loop (rows, f).
 void feed(
     const Call* call, const float* x, const float* const* weights, const float* const* biases, float* const* opened,
-    float* room, float* y
+    float* hidden, float* y
 ) {
     const Call& c = *call;
     const int64_t d = c.d, f = c.f, gates = c.gates;
 #pragma omp parallel num_threads(c.threads)
-    c.blocks(c.rows, [=](int64_t first, int64_t m, int64_t thread) {
+    c.blocks(c.rows, [=](int64_t first, int64_t m, int64_t) {
         for (int64_t i = 0; i < gates; ++i)
             c.linear(x + first * d, weights[i], biases[i], opened[i] + first * f, m, f, d);
-        float *one = opened[0] + first * f, *hidden = room + thread * c.block * f;
+        float *one = opened[0] + first * f, *made = hidden + first * f;
         if (gates == 2)
-            fused_products::each<fused_loops::gate>(m * f, {one, opened[1] + first * f}, {hidden});
+            fused_products::each<fused_loops::gate>(m * f, {one, opened[1] + first * f}, {made});
         else
-            fused_products::each<fused_loops::gelu>(m * f, {one}, {hidden});
-        c.linear(hidden, weights[gates], biases[gates], y + first * d, m, d, f);
+            fused_products::each<fused_loops::gelu>(m * f, {one}, {made});
+        c.linear(made, weights[gates], biases[gates], y + first * d, m, d, f);
     });
 }
 
-// rooms: for a block of each thread, `hidden` and the gradients of what `feed` opened, each (threads * block, f). grad_x and the
-// gradients of weights and biases are null where they are not wanted.
+// rooms: for the gradients of what `feed` opened, each (threads * block, f). grad_x and the gradients of weights and biases are
+// null where they are not wanted.
 void feed_back(
     const Call* call, const float* grad, const float* x, const float* const* weights, const float* const* opened,
-    float* const* rooms, float* grad_x, float* const* grad_weights, float* const* grad_biases
+    const float* hidden, float* const* rooms, float* grad_x, float* const* grad_weights, float* const* grad_biases
 ) {
     const Call& c = *call;
     const int64_t d = c.d, f = c.f, gates = c.gates, step = c.threads * c.block;
@@ -122,22 +122,22 @@ void feed_back(
         const bool add = begin > 0;
         c.blocks(all, [=](int64_t from, int64_t m, int64_t) {
             const int64_t first = begin + from;
-            float *hidden = rooms[0] + from * f, *one = rooms[1] + from * f;
+            float* one = rooms[0] + from * f;
             const float* open = opened[0] + first * f;
             c.product(grad + first * d, false, d, weights[gates], false, f, one, f, m, f, d, false);
             if (gates == 2)
-                fused_products::each<fused_loops::gate_again>(
-                    m * f, {one, open, opened[1] + first * f}, {one, rooms[2] + from * f, hidden});
+                fused_products::each<fused_loops::gate_back>(
+                    m * f, {one, open, opened[1] + first * f}, {one, rooms[1] + from * f});
             else
-                fused_products::each<fused_loops::gelu_again>(m * f, {one, open}, {one, hidden});
+                fused_products::each<fused_loops::gelu_back>(m * f, {one, open}, {one});
             for (int64_t i = 0; grad_x && i < gates; ++i)
-                c.product(rooms[1 + i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
+                c.product(rooms[i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
         });
         c.columns(f, [=](int64_t j, int64_t n) {
             for (int64_t i = 0; i < gates; ++i)
-                c.gather(rooms[1 + i] + j, f, x + begin * d, grad_weights[i], grad_biases[i], j, n, d, all, add);
+                c.gather(rooms[i] + j, f, x + begin * d, grad_weights[i], grad_biases[i], j, n, d, all, add);
             if (float* w = grad_weights[gates])
-                c.product(grad + begin * d, true, d, rooms[0] + j, false, f, w + j, f, d, n, all, add);
+                c.product(grad + begin * d, true, d, hidden + begin * f + j, false, f, w + j, f, d, n, all, add);
         });
         if (float* b = grad_biases[gates])
             c.columns(d, [=](int64_t j, int64_t n) { fused_products::add_rows(grad + begin * d + j, d, all, b + j, n, add); });

@@ -65,7 +65,7 @@ def _library() -> Any:
     found = native.if_possible(SOURCE, native.kernel(), "training in fp32 uses separate products and loops")
     if found is not None:
         at = ctypes.c_void_p
-        for function, arguments in {"feed": 7, "feed_back": 9, "project": 9, "project_back": 11}.items():
+        for function, arguments in {"feed": 7, "feed_back": 10, "project": 9, "project_back": 11}.items():
             call = getattr(found, function)
             call.argtypes, call.restype = [at] * arguments, None
     return found
@@ -81,26 +81,26 @@ class _Feed(torch.autograd.Function):
         d, f = x.shape[-1], weights[-1].shape[1]
         ctx.call = _blocks(x.numel() // d, d, f, gates)
         opened, y = [x.new_empty(*x.shape[:-1], f) for _ in range(gates)], torch.empty_like(x)
-        room = x.new_empty(ctx.call[-1] * ctx.call[4], f)
+        hidden = torch.empty_like(opened[0])
         _library().feed(
-            ctypes.byref(_Call(*ctx.call)), _at(x), _each(weights), _each(biases), _each(opened), _at(room), _at(y)
+            ctypes.byref(_Call(*ctx.call)), _at(x), _each(weights), _each(biases), _each(opened), _at(hidden), _at(y)
         )
-        ctx.save_for_backward(x, *opened, *weights)
+        ctx.save_for_backward(x, hidden, *opened, *weights)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         _, _, _, f, block, gates, threads = ctx.call
-        x, *kept = ctx.saved_tensors
+        x, hidden, *kept = ctx.saved_tensors
         opened, weights, grad = kept[:gates], kept[gates:], grads[0].contiguous()
-        rooms = [x.new_empty(threads * block, f) for _ in range(gates + 1)]
+        rooms = [x.new_empty(threads * block, f) for _ in range(gates)]
         wanted, of_x = ctx.needs_input_grad[2:], torch.empty_like(x) if ctx.needs_input_grad[0] else None
         shapes = [weight.shape for weight in weights] + [weight.shape[:1] for weight in weights]
         made = [x.new_empty(shape) if want else None for shape, want in zip(shapes, wanted, strict=True)]
         _library().feed_back(
-            ctypes.byref(_Call(*ctx.call)), _at(grad), _at(x), _each(weights), _each(opened), _each(rooms),
-            _at(of_x), _each(made[: gates + 1]), _each(made[gates + 1 :]),
+            ctypes.byref(_Call(*ctx.call)), _at(grad), _at(x), _each(weights), _each(opened), _at(hidden),
+            _each(rooms), _at(of_x), _each(made[: gates + 1]), _each(made[gates + 1 :]),
         )  # fmt: skip
         return (of_x, None, *made)
 

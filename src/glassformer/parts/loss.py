@@ -135,6 +135,10 @@ def _chunk(weight: Tensor, vocabulary: Vocabulary | None) -> int:
     return max(_LEAST_ROWS, _VALUES_PER_CHUNK // tokens)
 
 
+def _joined(parts: list[Tensor]) -> Tensor | None:
+    return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
+
+
 def _added(total: Tensor | None, step: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return step.to(dtype or step.dtype) if total is None else total.add_(step)
 
@@ -217,7 +221,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             del grad
         if bias is not None and grad_b is not None:
             grad_b = grad_b.to(bias.dtype)
-        ctx.save_for_backward(torch.cat(grad_x) if grad_x else None, grad_w, grad_b)
+        ctx.save_for_backward(_joined(grad_x), grad_w, grad_b)
         return _mean(total, count)
 
     @staticmethod
