@@ -109,7 +109,7 @@ def our_step(model: Model, batch: tuple[Tensor, Tensor], compiled: bool, whole: 
             with torch.autocast("cuda", BF16):
                 loss = loss_of(*batch)
             loss.backward()
-        clip(model, 1.0, gradient_norm(model))
+        clip(model.parameters(), 1.0, gradient_norm(model.parameters()))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

@@ -34,7 +34,7 @@ def measured(config: ModelConfig, batch: int, dtype: str, optimizer: str, compil
             with how.autocast():
                 loss = model.loss(tokens, tokens)
             loss.backward()
-        clip(model, 1.0, gradient_norm(model))
+        clip(model.parameters(), 1.0, gradient_norm(model.parameters()))
         steps.step()
         steps.zero_grad(set_to_none=True)
         clock[1].record()

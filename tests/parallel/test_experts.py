@@ -137,7 +137,7 @@ def steps_of(groups: ProcessGroups) -> tuple[list[float], list[Piece]]:
             weight.grad = gradient
         sharing.add_up(model)
         norms.append(norm_of_rows(sharing.squares(model)))
-        clip(model, 0.1, norms[-1])
+        clip(model.parameters(), 0.1, norms[-1])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         here.summed = groups.world > 1

@@ -30,7 +30,7 @@ def test_user_loop_equals_train_bit_for_bit(text: TextData) -> None:
             with how.autocast():
                 loss = model.loss(inputs, targets)
             loss.backward()
-            clip(model, 1.0, gradient_norm(model))
+            clip(model.parameters(), 1.0, gradient_norm(model.parameters()))
             optimizer.step()
             optimizer.zero_grad()
             losses.append(float(loss.detach()))

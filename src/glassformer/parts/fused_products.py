@@ -76,7 +76,7 @@ class _Feed(torch.autograd.Function):
     biases."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gates: int, *matrices: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gates: int, *matrices: Any) -> Tensor:
         x, weights, biases = x.contiguous(), *(matrices[i : i + gates + 1] for i in (0, gates + 1))
         d, f = x.shape[-1], weights[-1].shape[1]
         ctx.call = _blocks(x.numel() // d, d, f, gates)

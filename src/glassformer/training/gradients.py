@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Literal, Protocol
 
@@ -29,6 +29,8 @@ class StepState(Protocol):
 
     @property
     def model(self) -> Model: ...
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]: ...
     @property
     def optimizer(self) -> Optimizer: ...
     @property
@@ -68,7 +70,7 @@ class InSequence(Sums):
         return sum(of_piece(run, piece, share) for piece, share in _atoms(run, batch))
 
     def norm(self, run: StepState) -> float:
-        return gradient_norm(run.model)
+        return gradient_norm(run.parameters)
 
 
 class AsTree(Sums):
@@ -157,14 +159,14 @@ def of_piece(run: StepState, piece: Batch, share: float) -> float:
     return float(loss.detach()) * share if share else 0.0  # without any target a loss is NaN
 
 
-def gradient_norm(model: nn.Module) -> float:
-    """Returns the gradient norm ||g|| over all parameters."""
-    return float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
+    """Returns the gradient norm ||g|| over all of these parameters."""
+    return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
-def clip(model: nn.Module, limit: float | None, norm: float) -> None:
+def clip(parameters: Iterable[nn.Parameter], limit: float | None, norm: float) -> None:
     """Scales the gradients down to the norm `limit` if their norm `norm` exceeds it; None for no limit."""
     if limit is not None and norm > limit:
-        here = [local(p.grad) for p in model.parameters() if p.grad is not None]
+        here = [local(p.grad) for p in parameters if p.grad is not None]
         scale = (limit / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)  # as torch does, for whole and sharded gradients
         torch._foreach_mul_(here, scale.to(here[0].device))

@@ -20,7 +20,6 @@ from glassformer.files import only_writer
 from glassformer.machine.threads import paced
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.watchdog import watched
-from glassformer.parts.core.base import after_step
 from glassformer.text import Batch, DataLike, Tokenizer
 from glassformer.training.callbacks import ClipQK, Divergence, Log, SpikePolicy, Watching
 from glassformer.training.callbacks.base import Callback, check_callbacks
@@ -181,10 +180,11 @@ def one_step(run: Training) -> None:
             return
     run.sharing.settle(run.model)
     if run.take:
-        clip(run.model, run.recipe.clip, norm)
+        clip(run.parameters, run.recipe.clip, norm)
         run.optimizer.step()
         with run.sharing.counted():
-            after_step(run.model)
+            for move in run.moves:
+                move()
     run.call("after_update" if run.take else "skipped", moment)
     run.optimizer.zero_grad(set_to_none=True)
     machine.synchronize(run.how.device)

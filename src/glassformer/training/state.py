@@ -20,6 +20,7 @@ from glassformer.files import disk_errors
 from glassformer.machine import DTYPES
 from glassformer.parallel.process_groups import ProcessGroups
 from glassformer.parallel.sharing import Sharing
+from glassformer.parts.core.base import moves_of
 from glassformer.text import Tokens
 from glassformer.text.vocabulary import TOKENIZER_FILES
 from glassformer.training import checkpoint
@@ -54,6 +55,8 @@ class Training:
         autocast = None if self.how.dtype == "float32" else DTYPES[self.how.dtype]
         given = None if request.pretrained is None else request.pretrained.tensors
         self.model = self.sharing.build(self.config, self.recipe.seed, self.how.device, autocast, given).train()
+        # walks over a small model take a hundredth of its step
+        self.parameters, self.moves = list(self.model.parameters()), moves_of(self.model)
         self.learning_rate = self.recipe.peak_learning_rate(self.config)
         self.optimizer = self.recipe.optimizer.create(self.model, self.learning_rate, self.recipe.weight_decay)
         recipe = self.recipe

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -401,9 +401,16 @@ def part_classes(value: Any) -> Iterator[type[PartConfig]]:
         yield from part_classes(part)
 
 
+def moves_of(model: nn.Module) -> list[Callable[[], None]]:
+    """Returns the method `after_step` of every module of the model that has one."""
+    found = [
+        module for module in model.modules() if hasattr(type(module), "after_step")
+    ]  # of the class: instances are slow to ask
+    return [cast(Callable[[], None], module.after_step) for module in found]
+
+
 def after_step(model: nn.Module) -> None:
     """Calls the method `after_step()` of every module of the model that has one, for updates without a gradient; to be
     called after each optimizer step."""
-    for module in model.modules():
-        if (move := getattr(type(module), "after_step", None)) is not None:  # torch extends the lookup of a module
-            move(module)
+    for move in moves_of(model):
+        move()
