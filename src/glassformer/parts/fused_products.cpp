@@ -63,6 +63,13 @@ struct Call {
     }
 };
 
+// An RMS norm before the first matrices, whose x is added to y: its weight (d), or null without a norm, results and rates.
+struct Norm {
+    const float* weight;
+    float *normed, *rates;
+    float eps;
+};
+
 using fused_loops::each;
 using fused_loops::View;
 
@@ -85,37 +92,45 @@ struct Heads {
 extern "C" {
 using fused_products::Call;
 using fused_products::Heads;
+using fused_products::Norm;
 using fused_products::View;
 
 // weights, biases: of the matrices before the loop (f, d), (f), then of that after it (d, f), (d). opened: results of the former
 // (rows, f); hidden: that of the loop (rows, f).
 void feed(
-    const Call* call, const float* x, const float* const* weights, const float* const* biases, float* const* opened,
+    const Call* call, const Norm* norm, const float* x, const float* const* weights, const float* const* biases, float* const* opened,
     float* hidden, float* y
 ) {
     const Call& c = *call;
+    const Norm before = *norm;
     const int64_t d = c.d, f = c.f, gates = c.gates;
 #pragma omp parallel num_threads(c.threads)
     c.blocks(c.rows, [=](int64_t first, int64_t m, int64_t) {
+        const float* read = before.weight ? before.normed : x;
+        for (int64_t r = first; before.weight && r < first + m; ++r)
+            before.rates[r] = fused_loops::norm(x + r * d, before.weight, before.normed + r * d, d, before.eps);
         for (int64_t i = 0; i < gates; ++i)
-            c.linear(x + first * d, weights[i], biases[i], opened[i] + first * f, m, f, d);
+            c.linear(read + first * d, weights[i], biases[i], opened[i] + first * f, m, f, d);
         float *one = opened[0] + first * f, *made = hidden + first * f;
         if (gates == 2)
             fused_products::each<fused_loops::gate>(m * f, {one, opened[1] + first * f}, {made});
         else
             fused_products::each<fused_loops::gelu>(m * f, {one}, {made});
         c.linear(made, weights[gates], biases[gates], y + first * d, m, d, f);
+        for (int64_t i = first * d; before.weight && i < (first + m) * d; ++i) y[i] += x[i];
     });
 }
 
 // rooms: for the gradients of what `feed` opened, each (threads * block, f). grad_x and the gradients of weights and biases are
-// null where they are not wanted.
+// null where they are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight from each block.
 void feed_back(
-    const Call* call, const float* grad, const float* x, const float* const* weights, const float* const* opened,
+    const Call* call, const Norm* norm, float* grad_norms, const float* grad, const float* x, const float* const* weights, const float* const* opened,
     const float* hidden, float* const* rooms, float* grad_x, float* const* grad_weights, float* const* grad_biases
 ) {
     const Call& c = *call;
     const int64_t d = c.d, f = c.f, gates = c.gates, step = c.threads * c.block;
+    const Norm before = *norm;
+    const float* read = before.weight ? before.normed : x;
 #pragma omp parallel num_threads(c.threads)
     for (int64_t begin = 0; begin < c.rows; begin += step) {
         const int64_t all = std::min(step, c.rows - begin);
@@ -132,10 +147,18 @@ void feed_back(
                 fused_products::each<fused_loops::gelu_back>(m * f, {one, open}, {one});
             for (int64_t i = 0; grad_x && i < gates; ++i)
                 c.product(rooms[i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
+            if (!before.weight) return;
+            float* sums = grad_norms + first / c.block * d;
+            std::fill(sums, sums + d, 0.0f);
+            for (int64_t r = first; r < first + m; ++r) {
+                float* to = grad_x + r * d;
+                fused_loops::norm_back(to, x + r * d, before.weight, before.rates[r], to, sums, d);
+                for (int64_t i = 0; i < d; ++i) to[i] += grad[r * d + i];
+            }
         });
         c.columns(f, [=](int64_t j, int64_t n) {
             for (int64_t i = 0; i < gates; ++i)
-                c.gather(rooms[i] + j, f, x + begin * d, grad_weights[i], grad_biases[i], j, n, d, all, add);
+                c.gather(rooms[i] + j, f, read + begin * d, grad_weights[i], grad_biases[i], j, n, d, all, add);
             if (float* w = grad_weights[gates])
                 c.product(grad + begin * d, true, d, hidden + begin * f + j, false, f, w + j, f, d, n, all, add);
         });

@@ -25,6 +25,7 @@ from glassformer.machine import native
 from glassformer.parts import fused_loops
 from glassformer.parts.core.site import unseen
 from glassformer.parts.linear import Linear
+from glassformer.parts.norm.base import Norm
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 FROM = 64
@@ -65,44 +66,55 @@ def _library() -> Any:
     found = native.if_possible(SOURCE, native.kernel(), "training in fp32 uses separate products and loops")
     if found is not None:
         at = ctypes.c_void_p
-        for function, arguments in {"feed": 7, "feed_back": 10, "project": 9, "project_back": 11}.items():
+        for function, arguments in {"feed": 8, "feed_back": 12, "project": 9, "project_back": 11}.items():
             call = getattr(found, function)
             call.argtypes, call.restype = [at] * arguments, None
     return found
 
 
+class _Norm(ctypes.Structure):
+    """Addresses of the weight of an RMS norm, of its results and rates, and its eps; nulls without a norm."""
+
+    _fields_ = (*((name, ctypes.c_void_p) for name in ("weight", "normed", "rates")), ("eps", ctypes.c_float))
+
+
 class _Feed(torch.autograd.Function):
-    """Autograd function of a feed-forward network: x, the number of matrices before the loop, all weights, all
-    biases."""
+    """Autograd function of a feed-forward network: x, the number of matrices before the loop, eps and weight of the
+    norm before them, all weights, all biases. After a norm, x is added to the result."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gates: int, *matrices: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gates: int, eps: float, scale: Tensor | None, *matrices: Any) -> Tensor:
         x, weights, biases = x.contiguous(), *(matrices[i : i + gates + 1] for i in (0, gates + 1))
         d, f = x.shape[-1], weights[-1].shape[1]
-        ctx.call = _blocks(x.numel() // d, d, f, gates)
+        ctx.call, ctx.eps = _blocks(x.numel() // d, d, f, gates), eps
         opened, y = [x.new_empty(*x.shape[:-1], f) for _ in range(gates)], torch.empty_like(x)
         hidden = torch.empty_like(opened[0])
+        normed, rates = (None, None) if scale is None else (torch.empty_like(x), x.new_empty((*x.shape[:-1], 1)))
         _library().feed(
-            ctypes.byref(_Call(*ctx.call)), _at(x), _each(weights), _each(biases), _each(opened), _at(hidden), _at(y)
-        )
-        ctx.save_for_backward(x, hidden, *opened, *weights)
+            ctypes.byref(_Call(*ctx.call)), ctypes.byref(_Norm(_at(scale), _at(normed), _at(rates), eps)), _at(x),
+            _each(weights), _each(biases), _each(opened), _at(hidden), _at(y),
+        )  # fmt: skip
+        ctx.save_for_backward(x, scale, normed, rates, hidden, *opened, *weights)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        _, _, _, f, block, gates, threads = ctx.call
-        x, hidden, *kept = ctx.saved_tensors
+        _, rows, d, f, block, gates, threads = ctx.call
+        x, scale, normed, rates, hidden, *kept = ctx.saved_tensors
         opened, weights, grad = kept[:gates], kept[gates:], grads[0].contiguous()
         rooms = [x.new_empty(threads * block, f) for _ in range(gates)]
-        wanted, of_x = ctx.needs_input_grad[2:], torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
+        of_norms = None if scale is None else x.new_empty(-(-rows // block), d)
+        wanted = ctx.needs_input_grad[4:]
         shapes = [weight.shape for weight in weights] + [weight.shape[:1] for weight in weights]
         made = [x.new_empty(shape) if want else None for shape, want in zip(shapes, wanted, strict=True)]
         _library().feed_back(
-            ctypes.byref(_Call(*ctx.call)), _at(grad), _at(x), _each(weights), _each(opened), _at(hidden),
-            _each(rooms), _at(of_x), _each(made[: gates + 1]), _each(made[gates + 1 :]),
+            ctypes.byref(_Call(*ctx.call)), ctypes.byref(_Norm(_at(scale), _at(normed), _at(rates), ctx.eps)),
+            _at(of_norms), _at(grad), _at(x), _each(weights), _each(opened), _at(hidden), _each(rooms), _at(of_x),
+            _each(made[: gates + 1]), _each(made[gates + 1 :]),
         )  # fmt: skip
-        return (of_x, None, *made)
+        return of_x, None, None, None if of_norms is None else of_norms.sum(0), *made
 
 
 class _Heads(ctypes.Structure):
@@ -182,13 +194,19 @@ def _blocks(rows: int, d: int, f: int, gates: int = 0) -> tuple[int | None, ...]
     return _product(), rows, d, f, min(BLOCK, -(-rows // threads)), gates, threads
 
 
-def feed(network: nn.Module, x: Tensor, before: tuple[Linear, ...], after: Linear) -> Tensor | None:
+def feed(
+    network: nn.Module, x: Tensor, before: tuple[Linear, ...], after: Linear, norm: Norm | None = None
+) -> Tensor | None:
     """Returns the output (..., d) of a feed-forward network of x (..., d), for a training step: layers `before` its
-    loop, two for SwiGLU and one for GELU, and the layer `after` it."""
+    loop, two for SwiGLU and one for GELU, and the layer `after` it. With a norm, returns x + network(norm(x))."""
     layers = (*before, after)
     if not _serve(network, x, layers):
         return None
-    return _Feed.apply(x, len(before), *(one.weight for one in layers), *(one.bias for one in layers))
+    scale = None if norm is None or not unseen(norm) else norm.scale()
+    if norm is not None and (scale is None or not fused_loops.serves(scale)):
+        return None
+    matrices = (*(one.weight for one in layers), *(one.bias for one in layers))
+    return _Feed.apply(x, len(before), 0.0 if norm is None else float(norm.eps), scale, *matrices)
 
 
 def _view(x: Tensor) -> Any:

@@ -16,6 +16,7 @@ from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.owner import Seam
 from glassformer.parts.linear import Matrix, matrices_of
+from glassformer.parts.norm import Norm
 from glassformer.parts.precision import wide
 from glassformer.parts.region import region
 
@@ -98,6 +99,11 @@ class FFN(nn.Module):
         """True if several processes may each compute some tokens of a sequence, as they compute some sequences of a
         batch."""
         return self.by_token
+
+    def added(self, x: Tensor, norm: Norm) -> Tensor | None:
+        """Returns x + self(norm(x)) in one operation of a training step; None if this network, or the machine, has no
+        such operation."""
+        return None
 
     def matrices(self) -> dict[str, Matrix]:
         """Returns {name: weight matrix} of this FFN; a name is that of the site with the matrix's result, or else of

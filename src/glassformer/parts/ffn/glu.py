@@ -21,6 +21,7 @@ from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, Activation,
 from glassformer.parts.ffn.fused_activation import clamped_glu, gated_at_once, swiglu
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.norm import Norm
 from glassformer.parts.reparam import MakeReparam
 
 
@@ -60,12 +61,17 @@ class Glu(FFN):
         owner.share("hidden", self.up_proj.outs[0])
         self.enter = owner.enter
 
+    def added(self, x: Tensor, norm: Norm) -> Tensor | None:
+        return None if self.enter is not None else self._in_blocks(x, norm)
+
+    def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
+        layers = (self.gate_proj, self.up_proj), self.down_proj
+        return fused_products.feed(self, x, *layers, norm) if self.in_blocks else None
+
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)
-        if (
-            self.in_blocks
-            and (y := fused_products.feed(self, x, (self.gate_proj, self.up_proj), self.down_proj)) is not None
-        ):
+        y = self._in_blocks(x)
+        if y is not None:
             return self.out(y)
         hidden = gated_at_once(x, self.fusible, (self.gate_proj, self.gate), (self.up_proj, self.up))
         if hidden is None:

@@ -16,6 +16,7 @@ from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, FFNConfig, 
 from glassformer.parts.ffn.fused_activation import activated_at_once
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
+from glassformer.parts.norm import Norm
 from glassformer.parts.reparam import MakeReparam
 
 
@@ -50,9 +51,15 @@ class Mlp(FFN):
         owner.share("hidden", self.up_proj.outs[0])
         self.enter = owner.enter
 
+    def added(self, x: Tensor, norm: Norm) -> Tensor | None:
+        return None if self.enter is not None else self._in_blocks(x, norm)
+
+    def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
+        return fused_products.feed(self, x, (self.up_proj,), self.down_proj, norm) if self.in_blocks else None
+
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)
-        y = fused_products.feed(self, x, (self.up_proj,), self.down_proj) if self.in_blocks else None
+        y = self._in_blocks(x)
         if y is not None:
             return self.out(y)
         hidden = activated_at_once(x, self.activation, (self.up_proj, self.up))

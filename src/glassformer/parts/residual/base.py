@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -14,6 +15,14 @@ from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word
 
 Branch = Callable[[Tensor], Tensor]
+
+
+class Feed(partial[Tensor]):
+    """Branch of a feed-forward network: the network with the pass."""
+
+    def added(self, x: Tensor, norm: nn.Module) -> Tensor | None:
+        """Returns x + network(norm(x)), if the network computes that in one operation here; None otherwise."""
+        return self.func.added(x, norm)  # type: ignore[attr-defined]
 
 
 class Residual(nn.Module):

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
-from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
+from glassformer.parts.residual.base import Branch, Feed, ResidualConfig, Sequential
 
 
 class Pre(Sequential):
@@ -35,7 +35,9 @@ class Pre(Sequential):
 
     def feed(self, x: Tensor, ffn: Branch) -> Tensor:
         assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
-        return x + self.share(ffn(self.ffn_norm(x)))
+        at_once = isinstance(ffn, Feed) and self.scale == 1.0 and not self.dropout
+        made = cast(Feed, ffn).added(x, self.ffn_norm) if at_once else None
+        return x + self.share(ffn(self.ffn_norm(x))) if made is None else made
 
 
 class PreConfig(ResidualConfig, kind="pre", words="pre"):
