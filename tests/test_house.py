@@ -480,6 +480,7 @@ OPERATORS = {
     "few_rows.py": "is machine code for one kind of processor",
     "many_rows.py": "is machine code for processors that are slow in bf16",
     "fused_loops.py": "is machine code for steps in fp32 on a CPU",
+    "fused_products.py": "is machine code for steps in fp32 on a CPU",
     "kernel/flex.py": "needs a compiler",
     "kernel/sdpa.py": "torch has another algorithm for each device",
     "kernel/table.py": "chooses a kernel by measurements of a device",

@@ -47,7 +47,7 @@ class _Call(ctypes.Structure):
 @cache
 def _product() -> int | None:
     """Returns the address of the fp32 product of the BLAS inside of torch; None if torch has another than MKL, which
-    may start threads of its own in each of ours."""
+    may start further threads in each of ours."""
     folder = Path(torch.__file__).parent / "lib"
     found = next((path for path in folder.glob("libtorch_cpu.*") if path.suffix in (".so", ".dylib")), None)
     if found is None or not torch.backends.mkl.is_available():

@@ -1,0 +1,193 @@
+// `fused_products.cpp` against the same formulas in fp64, with a plain product in place of the BLAS. Buffers end where the numbers
+// do, so that a sanitizer sees what is read or written past them.
+
+#include "../../src/glassformer/parts/fused_products.cpp"
+
+#include <cstdio>
+#include <random>
+
+namespace {
+
+using Numbers = std::vector<float>;
+using Exact = std::vector<double>;
+std::mt19937 draw(0);
+int64_t wrong = 0, looked = 0;
+
+int64_t some(int64_t most) { return 1 + draw() % most; }
+
+Numbers drawn(int64_t count, float size = 1) {
+    std::normal_distribution<float> normal;
+    Numbers x(count);
+    for (auto& one : x) one = size * normal(draw);
+    return x;
+}
+
+void look(const Numbers& made, const Exact& meant) {
+    double most = 1;
+    for (const double one : meant) most = std::max(most, std::abs(one));
+    for (size_t i = 0; i < meant.size(); ++i, ++looked) wrong += !(std::abs(made[i] - meant[i]) <= 2e-5 * most);
+}
+
+// c = a b + beta c as BLAS's sgemm: by columns.
+void plain(
+    const char* turn_a, const char* turn_b, const int32_t* m, const int32_t* n, const int32_t* k, const float* alpha,
+    const float* a, const int32_t* lda, const float* b, const int32_t* ldb, const float* beta, float* c, const int32_t* ldc
+) {
+    for (int64_t j = 0; j < *n; ++j)
+        for (int64_t i = 0; i < *m; ++i) {
+            double total = 0;
+            for (int64_t l = 0; l < *k; ++l)
+                total += double(*turn_a == 'T' ? a[i * *lda + l] : a[l * *lda + i]) * (*turn_b == 'T' ? b[l * *ldb + j] : b[j * *ldb + l]);
+            float& to = c[j * *ldc + i];
+            to = *alpha * total + (*beta ? *beta * to : 0.0);
+        }
+}
+
+// (m, n) = a (m, k) @ b, with strides of both.
+Exact times(const double* a, int64_t a_row, int64_t a_k, const double* b, int64_t b_k, int64_t b_n, int64_t m, int64_t n, int64_t k) {
+    Exact c(m * n);
+    for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j)
+            for (int64_t l = 0; l < k; ++l) c[i * n + j] += a[i * a_row + l * a_k] * b[l * b_k + j * b_n];
+    return c;
+}
+
+Exact wide(const Numbers& x) { return Exact(x.begin(), x.end()); }
+
+void sums_of(const Exact& x, int64_t rows, int64_t n, Exact& to) {
+    to.assign(n, 0);
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t j = 0; j < n; ++j) to[j] += x[r * n + j];
+}
+
+void feeding() {
+    const int64_t rows = some(70), d = some(30), f = some(40), gates = some(2), block = some(20), threads = some(3);
+    const bool bias = draw() % 2, normed = draw() % 2;
+    const Call call{plain, rows, d, f, block, gates, threads};
+    Numbers x = drawn(rows * d), grad = drawn(rows * d), scale = drawn(d), made_norm(rows * d), rates(rows), y(rows * d),
+            hidden(rows * f), dx(rows * d), dn((rows + block - 1) / block * d);
+    std::vector<Numbers> weights, biases, opened(gates, Numbers(rows * f)), rooms(gates, Numbers(threads * block * f)), dw, db;
+    std::vector<const float*> at_weights, at_biases, at_opened;
+    std::vector<float*> to_opened, at_rooms, at_dw, at_db;
+    for (int64_t i = 0; i <= gates; ++i) {
+        weights.push_back(drawn(d * f, 0.3f)), biases.push_back(drawn(i < gates ? f : d));
+        dw.push_back(Numbers(d * f)), db.push_back(Numbers(i < gates ? f : d));
+    }
+    for (int64_t i = 0; i <= gates; ++i) {
+        at_weights.push_back(weights[i].data()), at_biases.push_back(bias ? biases[i].data() : nullptr);
+        at_dw.push_back(dw[i].data()), at_db.push_back(bias ? db[i].data() : nullptr);
+        if (i < gates) at_opened.push_back(opened[i].data()), to_opened.push_back(opened[i].data()), at_rooms.push_back(rooms[i].data());
+    }
+    const Norm norm{normed ? scale.data() : nullptr, made_norm.data(), rates.data(), 1e-3f};
+    feed(&call, &norm, x.data(), at_weights.data(), at_biases.data(), to_opened.data(), hidden.data(), y.data());
+    feed_back(&call, &norm, dn.data(), grad.data(), x.data(), at_weights.data(), at_opened.data(), hidden.data(), at_rooms.data(),
+              dx.data(), at_dw.data(), at_db.data());
+
+    Exact in = wide(x), rate(rows, 1);
+    for (int64_t r = 0; normed && r < rows; ++r) {
+        double square = 0;
+        for (int64_t i = 0; i < d; ++i) square += in[r * d + i] * in[r * d + i];
+        rate[r] = 1 / std::sqrt(square / d + double(1e-3f));
+        for (int64_t i = 0; i < d; ++i) in[r * d + i] *= rate[r] * scale[i];
+    }
+    std::vector<Exact> open, exact;
+    for (int64_t i = 0; i <= gates; ++i) exact.push_back(wide(weights[i]));
+    for (int64_t i = 0; i < gates; ++i) {
+        open.push_back(times(in.data(), d, 1, exact[i].data(), 1, d, rows, f, d));
+        for (int64_t j = 0; bias && j < rows * f; ++j) open[i][j] += biases[i][j % f];
+    }
+    const Exact g = wide(grad);
+    const Exact of_hidden = times(g.data(), d, 1, exact[gates].data(), f, 1, rows, f, d);
+    Exact inner(rows * f);
+    std::vector<Exact> closed(gates, Exact(rows * f));
+    for (int64_t j = 0; j < rows * f; ++j) {
+        const double a = open[0][j], root = std::sqrt(2 / std::acos(-1.0)), t = std::tanh(root * (a + 0.044715 * a * a * a));
+        const double s = 1 / (1 + std::exp(-a)), slope = (1 + t) / 2 + a / 2 * (1 - t * t) * root * (1 + 3 * 0.044715 * a * a);
+        inner[j] = gates == 2 ? a * s * open[1][j] : a * (1 + t) / 2;
+        closed[0][j] = of_hidden[j] * (gates == 2 ? s * (1 + a * (1 - s)) * open[1][j] : slope);
+        if (gates == 2) closed[1][j] = of_hidden[j] * a * s;
+    }
+    Exact out = times(inner.data(), f, 1, exact[gates].data(), 1, f, rows, d, f), of_x(rows * d), sums;
+    for (int64_t j = 0; j < rows * d; ++j) out[j] += (bias ? biases[gates][j % d] : 0.0) + (normed ? x[j] : 0.0);
+    look(y, out), look(hidden, inner);
+    for (int64_t i = 0; i < gates; ++i) {
+        const Exact part = times(closed[i].data(), f, 1, exact[i].data(), d, 1, rows, d, f);
+        for (int64_t j = 0; j < rows * d; ++j) of_x[j] += part[j];
+        look(dw[i], times(closed[i].data(), 1, f, in.data(), d, 1, f, d, rows));
+        if (bias) sums_of(closed[i], rows, f, sums), look(db[i], sums);
+    }
+    look(dw[gates], times(g.data(), 1, d, inner.data(), f, 1, d, f, rows));
+    if (bias) sums_of(g, rows, d, sums), look(db[gates], sums);
+    if (normed) {
+        Exact of_scale(d);
+        Numbers total(d);
+        for (int64_t r = 0; r < rows; ++r) {
+            double dot = 0;
+            for (int64_t i = 0; i < d; ++i) {
+                of_scale[i] += of_x[r * d + i] * x[r * d + i] * rate[r];
+                dot += of_x[r * d + i] * scale[i] * x[r * d + i] * rate[r] / d;
+            }
+            for (int64_t i = 0; i < d; ++i)
+                of_x[r * d + i] = rate[r] * (of_x[r * d + i] * scale[i] - x[r * d + i] * rate[r] * dot) + g[r * d + i];
+        }
+        for (size_t i = 0; i < dn.size(); ++i) total[i % d] += dn[i];
+        look(total, of_scale);
+    }
+    look(dx, of_x);
+}
+
+void projecting() {
+    const int64_t b = some(3), s = some(20), g = some(2), n = g * some(2), h = 2 * some(9), v = some(9), r = 2 * some(h / 2), d = some(20);
+    const int64_t rows = b * s, block = some(15), threads = some(3), front = (n + g) * h, o = front + g * v;
+    const bool bias = draw() % 2, near = draw() % 2, each = b > 1 && draw() % 2;
+    const Call call{plain, rows, d, o, block, 0, threads};
+    const Numbers x = drawn(rows * d), weight = drawn(o * d), offset = drawn(o), angle = drawn((each ? b : 1) * s * r / 2);
+    Numbers cosine(2 * angle.size()), sine(2 * angle.size());
+    const auto pair = [=](int64_t i, int64_t one) { return near ? 2 * i + one : i + one * r / 2; };
+    for (size_t k = 0; k < angle.size(); ++k)
+        for (int64_t one = 0; one < 2; ++one) {
+            const int64_t at = k / (r / 2) * r + pair(k % (r / 2), one);
+            cosine[at] = std::cos(angle[k]), sine[at] = (one ? 1 : -1) * std::sin(angle[k]);
+        }
+    const Heads heads{s, n, g, h, v, r, near, each ? s * r : 0, cosine.data(), sine.data()};
+    Numbers q(rows * n * h), k(rows * g * h), w(rows * g * v), room(threads * block * o), dx(rows * d), dw(o * d), db(o);
+    const View of_q{q.data(), n * s * h, h, s * h}, of_k{k.data(), g * s * h, h, s * h}, of_w{w.data(), s * g * v, g * v, v};
+    project(&call, &heads, x.data(), weight.data(), bias ? offset.data() : nullptr, &of_q, &of_k, w.data(), room.data());
+
+    const Exact in = wide(x), exact = wide(weight);
+    Exact y = times(in.data(), d, 1, exact.data(), 1, d, rows, o, d), mq(q.size()), mk(k.size()), mw(w.size()), grad(rows * o);
+    for (int64_t j = 0; bias && j < rows * o; ++j) y[j] += offset[j % o];
+    // `of` has one gradient for each result, whose place it also tells
+    Numbers dq = drawn(q.size()), dk = drawn(k.size()), dv = drawn(w.size());
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t head = 0; head < n + g; ++head) {
+            const int64_t t = row % s, text = row / s, count = head < n ? n : g, one = head < n ? head : head - n;
+            const int64_t to = ((text * count + one) * s + t) * h, from = row * o + head * h;
+            Exact& meant = head < n ? mq : mk;
+            const Numbers& given = head < n ? dq : dk;
+            for (int64_t i = r; i < h; ++i) meant[to + i] = y[from + i], grad[from + i] = given[to + i];
+            for (int64_t i = 0; i < r / 2; ++i) {
+                const int64_t a = pair(i, 0), c = pair(i, 1);
+                const double theta = angle[(each ? text * s + t : t) * (r / 2) + i], co = std::cos(theta), si = std::sin(theta);
+                meant[to + a] = y[from + a] * co - y[from + c] * si, meant[to + c] = y[from + c] * co + y[from + a] * si;
+                grad[from + a] = given[to + a] * co + given[to + c] * si, grad[from + c] = given[to + c] * co - given[to + a] * si;
+            }
+        }
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = 0; i < g * v; ++i) mw[row * g * v + i] = y[row * o + front + i], grad[row * o + front + i] = dv[row * g * v + i];
+    look(q, mq), look(k, mk), look(w, mw);
+    const View by_q{dq.data(), n * s * h, h, s * h}, by_k{dk.data(), g * s * h, h, s * h}, by_w{dv.data(), s * g * v, g * v, v};
+    project_back(&call, &heads, &by_q, &by_k, &by_w, x.data(), weight.data(), room.data(), dx.data(), dw.data(), bias ? db.data() : nullptr);
+    look(dx, times(grad.data(), o, 1, exact.data(), d, 1, rows, d, o));
+    look(dw, times(grad.data(), 1, o, in.data(), d, 1, o, d, rows));
+    Exact sums;
+    if (bias) sums_of(grad, rows, o, sums), look(db, sums);
+}
+
+}  // namespace
+
+int main() {
+    for (int round = 0; round < ROUNDS; ++round) feeding(), projecting();
+    std::printf("%lld of %lld wrong\n", (long long)wrong, (long long)looked);
+    return wrong != 0;
+}

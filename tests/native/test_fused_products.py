@@ -1,0 +1,168 @@
+"""Networks and projections in blocks of rows: the machine code is the formulas, and parts of models use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import glassformer as gf
+from glassformer.parts import fused_products
+from glassformer.parts.core.site import look_at
+from glassformer.parts.ffn import Glu, Mlp
+from glassformer.parts.ffn.glu import gated
+from glassformer.parts.forward_pass import Pass
+from glassformer.parts.norm import RMSNorm
+
+from .test_few_rows import SANITIZED, check_against_the_twin
+from .test_fused_loops import drawn, options  # noqa: F401
+
+SOURCE = Path(__file__).with_name("fused_products.cpp")
+serves = pytest.mark.skipif(fused_products._library() is None, reason="no kernel for this processor, or no MKL here")
+
+
+def test_machine_code_is_the_formulas_in_fp64(options: tuple[str, ...], tmp_path: Path) -> None:  # noqa: F811
+    from glassformer.machine import native
+
+    check_against_the_twin(tmp_path, (*native.OPTIONS, *options), 40, SOURCE)
+
+
+@pytest.mark.slow
+def test_sanitizers_find_nothing(options: tuple[str, ...], tmp_path: Path) -> None:  # noqa: F811
+    check_against_the_twin(tmp_path, (*SANITIZED, *options), 40, SOURCE)
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Number of calls of each function that gave a result."""
+    counts = {"feed": 0, "project": 0}
+
+    def told(name: str, function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            result = function(*args)
+            counts[name] += result is not None
+            return result
+
+        return call
+
+    for name in counts:
+        monkeypatch.setattr(fused_products, name, told(name, getattr(fused_products, name)))
+    return counts
+
+
+def gradients(module: nn.Module, y: Tensor, x: Tensor) -> list[Tensor]:
+    wanted = [x, *(one for one in module.parameters() if one.requires_grad)]
+    return [y.detach(), *torch.autograd.grad(y, wanted, drawn(*y.shape, seed=9).to(y.dtype))]
+
+
+def meant(network: Any, x: Tensor) -> Tensor:
+    """The output of a network by its definition."""
+    if isinstance(network, Glu):
+        return network.down_proj(gated(torch.nn.functional.silu)(network.gate_proj(x), network.up_proj(x)))
+    return network.down_proj(torch.nn.functional.gelu(network.up_proj(x), approximate="tanh"))
+
+
+@serves
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("make", [lambda: Glu(24, 50), lambda: Glu(9, 31, bias=True), lambda: Mlp(24, 50)])
+def test_networks_are_their_definition(make: Any, normed: bool, threads: int, called: dict[str, int]) -> None:
+    network, before = make(), torch.get_num_threads()
+    for one in network.parameters():
+        nn.init.normal_(one, std=0.3)
+    width = network.up_proj.in_features
+    norm = RMSNorm(width, unit_offset=True)
+    nn.init.normal_(norm.weight)
+    parts = nn.ModuleList([network, *([norm] if normed else [])])
+    x = drawn(3, 171, width).requires_grad_()
+    torch.set_num_threads(threads)
+    try:
+        y = network.added(x, norm) if normed else network(x)
+        made = gradients(parts, y, x)
+    finally:
+        torch.set_num_threads(before)
+    assert called["feed"] == 1
+    parts.double()
+    wide = x.detach().double().requires_grad_()
+    other = gradients(parts, wide + meant(network, norm(wide)) if normed else meant(network, wide), wide)
+    assert called["feed"] == 1  # fp64 is torch's
+    for a, b in zip(made, other, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=2e-5 * max(1.0, float(b.abs().max())))
+
+
+@serves
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
+def test_models_take_both(name: str, called: dict[str, int]) -> None:
+    """GPT-2 has no rotation; Qwen 3's comes after a norm of queries and keys."""
+    model = gf.preset(f"{name}@0.1m+vocab_size=60").build(seed=0)
+    tokens = torch.randint(60, (4, 41))
+    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    assert called == {"feed": 2, "project": 2 * (name == "llama")}
+
+
+@serves
+def test_weights_that_are_not_trained_have_no_gradient(called: dict[str, int]) -> None:
+    network = Glu(24, 50)
+    network.gate_proj.weight.requires_grad_(False)
+    x = drawn(2, 64, 24)
+    network(x).sum().backward()
+    assert called["feed"] == 1 and network.gate_proj.weight.grad is None
+    whole, other = network.up_proj.weight.grad, Glu(24, 50)
+    other.load_state_dict(network.state_dict())
+    other(x.requires_grad_()).sum().backward()
+    assert whole is not None and torch.equal(whole, other.up_proj.weight.grad)
+
+
+@serves
+def test_torch_computes_what_it_watches(called: dict[str, int]) -> None:
+    """Observed and hooked networks, counts of FLOPs, autocast, few rows, inference, other matrices."""
+    model = gf.preset("llama@0.1m+vocab_size=60").build(seed=0)
+    tokens = torch.randint(60, (4, 41))
+    with FlopCounterMode(display=False):
+        model.loss(tokens[:, :-1], tokens[:, 1:])
+    with torch.autocast("cpu", torch.bfloat16):
+        model.loss(tokens[:, :-1], tokens[:, 1:])
+    with torch.no_grad():
+        model.loss(tokens[:, :-1], tokens[:, 1:])
+    model.loss(tokens[:1, :-1], tokens[:1, 1:])
+    gf.preset("llama@0.1m+vocab_size=60+sigmareparam").build(seed=0).loss(tokens[:, :-1], tokens[:, 1:])
+    assert called == {"feed": 0, "project": 0}
+    seen = []
+    with look_at([(model.layers[0].ffn.hidden, lambda *_: seen.append(1))]):
+        model.loss(tokens[:, :-1], tokens[:, 1:])
+    assert len(seen) == 1 and called == {"feed": 1, "project": 2}
+    for module in (model.layers[0].ffn.up_proj, model.layers[0].mixer.qkv, model.layers[1].residual.ffn_norm):
+        module.register_forward_hook(lambda *_: seen.append(1))
+    called.update(feed=0, project=0)
+    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    assert len(seen) == 4 and called == {"feed": 1, "project": 1}  # the second network, after its observed norm
+
+
+@serves
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_projections_are_their_definition(
+    pairing: str, called: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"llama@0.1m+vocab_size=60+gqa:1+bias+position.fraction=0.5+position.pairing={pairing}"
+    mixer = gf.preset(name).build(seed=0).layers[0].mixer
+    nn.init.normal_(mixer.qkv.bias)
+    for ids in (None, torch.randint(99, (3, 50))):
+        x = drawn(3, 50, mixer.qkv.in_features).requires_grad_()
+        found = []
+        for own in (True, False):
+            if not own:
+                monkeypatch.setattr(fused_products, "_library", lambda: None)
+            parts = mixer.adjusted(x, Pass(0, 50, ids=ids))
+            found.append(
+                [
+                    *parts,
+                    *torch.autograd.grad(sum((y * drawn(*y.shape)).sum() for y in parts), [x, *mixer.qkv.parameters()]),
+                ]
+            )
+        monkeypatch.undo()
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
