@@ -150,12 +150,12 @@ void projecting() {
             cosine[at] = std::cos(angle[k]), sine[at] = (one ? 1 : -1) * std::sin(angle[k]);
         }
     const Heads heads{s, n, g, h, v, r, near, each ? s * r : 0, cosine.data(), sine.data()};
-    Numbers q(rows * n * h), k(rows * g * h), w(rows * g * v), room(threads * block * o), dx(rows * d), dw(o * d), db(o);
-    const View of_q{q.data(), n * s * h, h, s * h}, of_k{k.data(), g * s * h, h, s * h}, of_w{w.data(), s * g * v, g * v, v};
-    project(&call, &heads, x.data(), weight.data(), bias ? offset.data() : nullptr, &of_q, &of_k, w.data(), room.data());
+    Numbers q(rows * n * h), k(rows * g * h), w(rows * g * v), made(rows * o), room(threads * block * o), dx(rows * d), dw(o * d), db(o);
+    const View of_q{q.data(), n * s * h, h, s * h}, of_k{k.data(), g * s * h, h, s * h};
+    project(&call, &heads, x.data(), weight.data(), bias ? offset.data() : nullptr, made.data(), &of_q, &of_k);
 
     const Exact in = wide(x), exact = wide(weight);
-    Exact y = times(in.data(), d, 1, exact.data(), 1, d, rows, o, d), mq(q.size()), mk(k.size()), mw(w.size()), grad(rows * o);
+    Exact y = times(in.data(), d, 1, exact.data(), 1, d, rows, o, d), mq(q.size()), mk(k.size()), grad(rows * o);
     for (int64_t j = 0; bias && j < rows * o; ++j) y[j] += offset[j % o];
     // `of` has one gradient for each result, whose place it also tells
     Numbers dq = drawn(q.size()), dk = drawn(k.size()), dv = drawn(w.size());
@@ -174,8 +174,8 @@ void projecting() {
             }
         }
     for (int64_t row = 0; row < rows; ++row)
-        for (int64_t i = 0; i < g * v; ++i) mw[row * g * v + i] = y[row * o + front + i], grad[row * o + front + i] = dv[row * g * v + i];
-    look(q, mq), look(k, mk), look(w, mw);
+        for (int64_t i = 0; i < g * v; ++i) grad[row * o + front + i] = dv[row * g * v + i];
+    look(q, mq), look(k, mk), look(made, y);
     const View by_q{dq.data(), n * s * h, h, s * h}, by_k{dk.data(), g * s * h, h, s * h}, by_w{dv.data(), s * g * v, g * v, v};
     project_back(&call, &heads, &by_q, &by_k, &by_w, x.data(), weight.data(), room.data(), dx.data(), dw.data(), bias ? db.data() : nullptr);
     look(dx, times(grad.data(), o, 1, exact.data(), d, 1, rows, d, o));

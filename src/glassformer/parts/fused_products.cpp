@@ -23,11 +23,11 @@ struct Call {
     Gemm gemm;
     int64_t rows, d, f, block, gates, threads;  // rows of x and of a block, widths, matrices before the loop
 
-    // f(first row, rows, thread) for each block of the rows 0 .. all-1; for a thread of a team.
+    // f(first row, rows) for each block of the rows 0 .. all-1; for a thread of a team.
     template <typename F>
     void blocks(int64_t all, F f) const {
 #pragma omp for schedule(static)
-        for (int64_t first = 0; first < all; first += block) f(first, std::min(block, all - first), omp_get_thread_num());
+        for (int64_t first = 0; first < all; first += block) f(first, std::min(block, all - first));
     }
 
     // f(first column, columns) for each thread's share of `count`.
@@ -77,12 +77,12 @@ struct Heads {
     int64_t s, n, g, h, v, r, near, of_row;  // tokens, heads of q and k, widths of k and v, numbers turned, and tables of a row
     const float *cosine, *sine;
 
-    // f(head of q and then of k, row and token, tables) for rows first .. first+m-1.
+    // f(row, head of q and then of k, text and token, tables) for rows first .. first+m-1.
     template <typename F>
     void turn(int64_t first, int64_t m, F f) const {
         for (int64_t row = first; row < first + m; ++row) {
             const int64_t b = row / s, t = row % s, at = b * of_row + t * r;
-            for (int64_t head = 0; head < n + g; ++head) f(head, b, t, cosine + at, sine + at);
+            for (int64_t head = 0; head < n + g; ++head) f(row, head, b, t, cosine + at, sine + at);
         }
     }
 };
@@ -105,7 +105,7 @@ void feed(
     const Norm before = *norm;
     const int64_t d = c.d, f = c.f, gates = c.gates;
 #pragma omp parallel num_threads(c.threads)
-    c.blocks(c.rows, [=](int64_t first, int64_t m, int64_t) {
+    c.blocks(c.rows, [=](int64_t first, int64_t m) {
         const float* read = before.weight ? before.normed : x;
         for (int64_t r = first; before.weight && r < first + m; ++r)
             before.rates[r] = fused_loops::norm(x + r * d, before.weight, before.normed + r * d, d, before.eps);
@@ -135,7 +135,7 @@ void feed_back(
     for (int64_t begin = 0; begin < c.rows; begin += step) {
         const int64_t all = std::min(step, c.rows - begin);
         const bool add = begin > 0;
-        c.blocks(all, [=](int64_t from, int64_t m, int64_t) {
+        c.blocks(all, [=](int64_t from, int64_t m) {
             const int64_t first = begin + from;
             float* one = rooms[0] + from * f;
             const float* open = opened[0] + first * f;
@@ -167,24 +167,21 @@ void feed_back(
     }
 }
 
-// y = x W^T + b in heads: q and k turned, and v (rows, g v). q, k: by strides. room: (block, (n + g) h) for each thread.
+// y (rows, o) = x W^T + b, and its q and k, by strides, turned.
 void project(
-    const Call* call, const Heads* heads, const float* x, const float* weight, const float* bias, const View* q,
-    const View* k, float* v, float* room
+    const Call* call, const Heads* heads, const float* x, const float* weight, const float* bias, float* y, const View* q,
+    const View* k
 ) {
     const Call& c = *call;
     const Heads& of = *heads;
-    const int64_t d = c.d, o = (of.n + of.g) * of.h, rest = of.g * of.v;
+    const int64_t d = c.d, o = c.f;
 #pragma omp parallel num_threads(c.threads)
-    c.blocks(c.rows, [=](int64_t first, int64_t m, int64_t thread) {
-        float* y = room + thread * c.block * o;
-        c.linear(x + first * d, weight, bias, y, m, o, d);
-        c.linear(x + first * d, weight + o * d, bias ? bias + o : nullptr, v + first * rest, m, rest, d);
-        of.turn(first, m, [&](int64_t head, int64_t b, int64_t t, const float* cosine, const float* sine) {
+    c.blocks(c.rows, [=](int64_t first, int64_t m) {
+        c.linear(x + first * d, weight, bias, y + first * o, m, o, d);
+        of.turn(first, m, [&](int64_t row, int64_t head, int64_t b, int64_t t, const float* cosine, const float* sine) {
             const View& to = head < of.n ? *q : *k;
             const int64_t one = head < of.n ? head : head - of.n;
-            fused_loops::turn(y, cosine, sine, to.of(b, one) + t * to.token, of.r, of.h, of.near, 1);
-            y += of.h;
+            fused_loops::turn(y + row * o + head * of.h, cosine, sine, to.of(b, one) + t * to.token, of.r, of.h, of.near, 1);
         });
     });
 }
@@ -200,9 +197,9 @@ void project_back(
 #pragma omp parallel num_threads(c.threads)
     for (int64_t begin = 0; begin < c.rows; begin += step) {
         const int64_t all = std::min(step, c.rows - begin);
-        c.blocks(all, [=](int64_t from, int64_t m, int64_t) {
+        c.blocks(all, [=](int64_t from, int64_t m) {
             float *grad = room + from * o, *y = grad;
-            of.turn(begin + from, m, [&](int64_t head, int64_t b, int64_t t, const float* cosine, const float* sine) {
+            of.turn(begin + from, m, [&](int64_t, int64_t head, int64_t b, int64_t t, const float* cosine, const float* sine) {
                 const View& by = head < of.n ? *q : *k;
                 const int64_t one = head < of.n ? head : head - of.n;
                 fused_loops::turn(by.of(b, one) + t * by.token, cosine, sine, y, of.r, of.h, of.near, -1);

@@ -66,7 +66,7 @@ def _library() -> Any:
     found = native.if_possible(SOURCE, native.kernel(), "training in fp32 uses separate products and loops")
     if found is not None:
         at = ctypes.c_void_p
-        for function, arguments in {"feed": 8, "feed_back": 12, "project": 9, "project_back": 11}.items():
+        for function, arguments in {"feed": 8, "feed_back": 12, "project": 8, "project_back": 11}.items():
             call = getattr(found, function)
             call.argtypes, call.restype = [at] * arguments, None
     return found
@@ -143,13 +143,13 @@ class _Project(torch.autograd.Function):
             (s, n, g, h, width, r, near, s * r if len(cos) == b > 1 and cos.dim() == 5 else 0),
         )
         q, k = (x.new_empty(b, count, s, h).transpose(1, 2) for count in (n, g))
-        v, room = x.new_empty(b, s, g, width), x.new_empty(ctx.call[-1] * ctx.call[4], (n + g) * h)
+        y = x.new_empty(b, s, len(weight))
         _library().project(
             ctypes.byref(_Call(*ctx.call)), ctypes.byref(_Heads(*ctx.heads, _at(cos), _at(sin))), _at(x), _at(weight),
-            _at(bias), _view(q), _view(k), _at(v), _at(room),
+            _at(bias), _at(y), _view(q), _view(k),
         )  # fmt: skip
         ctx.save_for_backward(x, weight, cos, sin)
-        return q, k, v
+        return q, k, y[..., (n + g) * h :].unflatten(-1, (g, width))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
