@@ -161,8 +161,8 @@ inline float surprise(float* logits, int64_t target, int64_t v, float share) {
 // Attention
 
 constexpr int64_t WIDE = 16, BLOCK = 48;  // columns of a panel; rows of q at a time
-constexpr int64_t GROUP = 4;              // rows whose sums run side by side, a divisor of TILE or the other way round
-constexpr int64_t NEAR = 512;             // rows of a matrix that the closest cache has room for, however far apart
+constexpr int64_t GROUP = 4;    // rows of scores at a time, for the processor to do while the sum of one waits
+constexpr int64_t NEAR = 512;   // rows of a matrix that are read where they are; more are copied next to each other
 constexpr int64_t PIECES = 4, LEAST = 256;  // of a head, of queries: for threads that would wait for others
 
 // 16 numbers, with the same bits whatever the instructions are.
@@ -231,7 +231,7 @@ inline Wide bounded(Wide x, int64_t count) {
     return {_mm256_min_ps(x.one, most.one), _mm256_min_ps(x.other, most.other)};
 }
 #endif
-// The first `count` numbers; the others become 0, or -infinity.
+// kept and bounded: the first `count` numbers stay; the others become 0, or -infinity.
 struct All {};
 inline Wide kept(Wide x, All) { return x; }
 inline Wide bounded(Wide x, All) { return x; }
@@ -244,6 +244,10 @@ struct View {  // number i of token t of head n of row b: at[b * row + t * token
     float* of(int64_t b, int64_t n) const { return at + b * row + n * head; }
 };
 
+struct alignas(64) Line {  // of the cache
+    float of[WIDE];
+};
+
 struct Panels {  // number i of row k of panel p, of 16 columns: at[k * row + p * panel + i]
     const float* at;
     int64_t row, panel;
@@ -251,7 +255,7 @@ struct Panels {  // number i of row k of panel p, of 16 columns: at[k * row + p 
 
 inline int64_t up_to(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
-// Called within loops: a call would cost as much as a few k.
+// For functions that loops call: a call takes as long as some of K.
 #define INLINE __attribute__((always_inline)) inline
 
 // (N, 16 M) of c = a @ b, of K numbers, where number k of row n of a is a[n * step + k]; if ADD, c += a @ b unless `fresh`, and
@@ -259,7 +263,7 @@ inline int64_t up_to(int64_t x, int64_t step) { return (x + step - 1) / step * s
 template <bool ADD, int M, int N>
 INLINE void tile(const float* a, int64_t step, Panels b, int64_t K, float* c, int64_t c_row, bool fresh) {
     constexpr int AT = ADD ? 1 : (N + 2) / 3;
-    const float* at[AT];  // of three rows each: one for every row would not fit into the registers
+    const float* at[AT];  // for three rows each: one for every row would not fit into the registers
     Wide sums[N][M];
     float* from = c;
 #pragma GCC unroll 12
@@ -279,15 +283,12 @@ INLINE void tile(const float* a, int64_t step, Panels b, int64_t K, float* c, in
             for (int m = 0; m < M; ++m) sums[n][m] = fused(x, panels[m], sums[n][m]);
         }
 #pragma GCC unroll 12
-        for (int i = 0; i < AT; ++i) {
-            at[i] += ADD ? step : 1;
-        }
+        for (int i = 0; i < AT; ++i) at[i] += ADD ? step : 1;
     }
 #pragma GCC unroll 12
-    for (int n = 0; n < N; ++n, c += c_row) {
+    for (int n = 0; n < N; ++n, c += c_row)
 #pragma GCC unroll 2
         for (int m = 0; m < M; ++m) put(c + m * WIDE, sums[n][m]);
-    }
 }
 
 // The same for `rows` up to N.
@@ -382,12 +383,11 @@ struct Attention {
     void products(
         const float* q, int64_t token, int64_t width, const float* panels, int64_t first, int64_t last, float* scores
     ) const {
-        for (int64_t j = 0; j < seen(last - 1); j += PANELS * WIDE)
-            for (int64_t r = first; r < last; r += TILE) {
-                const int64_t end = std::min(last, r + TILE), count = std::min(PANELS * WIDE, seen(end - 1) - j);
-                tiles<false>(end - r, q + r * token, token, {panels + j * width, WIDE, width * WIDE}, width,
-                             scores + (r - first) * line() + j, line(), up_to(count, WIDE));
-            }
+        for (int64_t r = first; r < last; r += TILE) {
+            const int64_t end = std::min(last, r + TILE);
+            tiles<false>(end - r, q + r * token, token, {panels, WIDE, width * WIDE}, width, scores + (r - first) * line(),
+                         line(), up_to(seen(end - 1), WIDE));
+        }
     }
 
     // y (rows, columns) = weights @ x (t, columns)
@@ -478,7 +478,8 @@ struct Attention {
                 products(d, grad.token, v, by_value, first, last, slopes);
                 for (int64_t r = first; r < last; ++r) {
                     float *weight = weights + (r - first) * line(), *slope = slopes + (r - first) * line();
-                    const float *ends = totals + 2 * ((b * n + one) * s + r), dot = product(d + r * grad.token, out + r * z.token, v);
+                    const float* ends = totals + 2 * ((b * n + one) * s + r);
+                    const float dot = product(d + r * grad.token, out + r * z.token, v);
                     const Wide minus = every(-ends[0]), inverse = every(ends[1]), less = every(-scale * dot);
                     each_vector<1>(r, last, [&](int, int64_t j, auto count) {
                         const Wide p = kept(exponential(fused(every(scale), wide(weight + j), minus)) * inverse, count);
@@ -576,12 +577,12 @@ int32_t attend(
     const Attention a = *call;
     const int64_t threads = omp_get_max_threads(), room = a.forward_room(), heads = a.n / a.g;
     try {
-        std::unique_ptr<float[]> rooms(new float[threads * room]);
+        const std::unique_ptr<Line[]> rooms(new Line[threads * room / WIDE]);
         const int64_t piece = up_to(std::max((a.s + PIECES - 1) / PIECES, LEAST), BLOCK);
         const int64_t pieces = (a.s + piece - 1) / piece;
 #pragma omp parallel
         {
-            float *by_key = rooms.get() + omp_get_thread_num() * room, *by_value = by_key + a.keys() * a.wide_k(),
+            float *by_key = rooms[omp_get_thread_num() * room / WIDE].of, *by_value = by_key + a.keys() * a.wide_k(),
                   *scores = by_value + a.keys() * a.wide_v();
             int64_t ready = -1;  // the head of k and v whose panels this thread has
             Panels values{};
@@ -613,12 +614,12 @@ int32_t attend_back(
     const Attention a = *call;
     const int64_t threads = omp_get_max_threads(), room = a.backward_room();
     try {
-        std::unique_ptr<float[]> rooms(new float[threads * room]);
+        const std::unique_ptr<Line[]> rooms(new Line[threads * room / WIDE]);
 #pragma omp parallel for schedule(static) collapse(2)
         for (int64_t b = 0; b < a.batch; ++b)
             for (int64_t head = 0; head < a.g; ++head)
                 a.backward(*grad, *q, *k, *v, *z, totals, *grad_q, *grad_k, *grad_v, b, head,
-                           rooms.get() + omp_get_thread_num() * room);
+                           rooms[omp_get_thread_num() * room / WIDE].of);
     } catch (const std::bad_alloc&) {
         return 1;
     }
