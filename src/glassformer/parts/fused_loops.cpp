@@ -160,26 +160,83 @@ inline float surprise(float* logits, int64_t target, int64_t v, float share) {
 
 // Attention
 
-constexpr int64_t WIDE = 16, BLOCK = 48;  // columns of a product in registers; rows of q at a time
+constexpr int64_t WIDE = 16, BLOCK = 48;  // columns of a panel; rows of q at a time
+constexpr int64_t GROUP = 4;    // rows of scores at a time, for the processor to do while the sum of one waits
+constexpr int64_t NEAR = 512;   // rows of a matrix that are read where they are; more are copied next to each other
+constexpr int64_t PIECES = 4, LEAST = 256;  // of a head, of queries: for threads that would wait for others
 
-// 16 numbers. `fused` has the same bits with any instructions: each number is one sum, in order.
+// 16 numbers, with the same bits whatever the instructions are.
 #if WITH_512
-constexpr int64_t TILE = 12;  // rows of a product in registers, a divisor of BLOCK
+constexpr int64_t TILE = 12, PANELS = 2;  // rows, a divisor of BLOCK, and panels of a product in registers
 using Wide = __m512;
 inline Wide wide(const float* x) { return _mm512_loadu_ps(x); }
-inline Wide fused(float a, Wide b, Wide c) { return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c); }
+inline Wide every(float x) { return _mm512_set1_ps(x); }
+inline Wide wide(const float* x, int64_t count) { return _mm512_maskz_loadu_ps((1u << count) - 1, x); }
 inline void put(float* y, Wide x) { _mm512_storeu_ps(y, x); }
+inline void put(float* y, Wide x, int64_t count) { _mm512_mask_storeu_ps(y, (1u << count) - 1, x); }
+inline Wide fused(Wide a, Wide b, Wide c) { return _mm512_fmadd_ps(a, b, c); }
+inline Wide larger(Wide a, Wide b) { return _mm512_max_ps(a, b); }
+inline Wide kept(Wide x, int64_t count) { return _mm512_maskz_mov_ps((1u << count) - 1, x); }
+inline Wide bounded(Wide x, int64_t count) { return _mm512_mask_mov_ps(every(-INFINITY), (1u << count) - 1, x); }
+inline __m256 half(Wide x, bool other) {
+    const __m512d both = _mm512_castps_pd(x);
+    return _mm256_castpd_ps(other ? _mm512_extractf64x4_pd(both, 1) : _mm512_castpd512_pd256(both));
+}
 #else
-constexpr int64_t TILE = 6;
+constexpr int64_t TILE = 6, PANELS = 1;
 struct Wide {
     __m256 one, other;
 };
 inline Wide wide(const float* x) { return {load(x), load(x + 8)}; }
-inline Wide fused(float a, Wide b, Wide c) {
-    return {_mm256_fmadd_ps(number(a), b.one, c.one), _mm256_fmadd_ps(number(a), b.other, c.other)};
+inline Wide every(float x) { return {number(x), number(x)}; }
+inline Wide wide(const float* x, int64_t count) {
+    if (count == 8) return {load(x), number(0)};
+    float some[WIDE] = {};
+    std::memcpy(some, x, 4 * count);
+    return wide(some);
 }
 inline void put(float* y, Wide x) { store(y, x.one), store(y + 8, x.other); }
+inline void put(float* y, Wide x, int64_t count) {
+    if (count == 8) return store(y, x.one);
+    float some[WIDE];
+    put(some, x);
+    std::memcpy(y, some, 4 * count);
+}
+inline Wide operator+(Wide a, Wide b) { return {_mm256_add_ps(a.one, b.one), _mm256_add_ps(a.other, b.other)}; }
+inline Wide operator*(Wide a, Wide b) { return {_mm256_mul_ps(a.one, b.one), _mm256_mul_ps(a.other, b.other)}; }
+inline Wide fused(Wide a, Wide b, Wide c) {
+    return {_mm256_fmadd_ps(a.one, b.one, c.one), _mm256_fmadd_ps(a.other, b.other, c.other)};
+}
+inline Wide larger(Wide a, Wide b) { return {_mm256_max_ps(a.one, b.one), _mm256_max_ps(a.other, b.other)}; }
+inline Wide exponential(Wide x) { return {exponential(x.one), exponential(x.other)}; }
+inline __m256 half(Wide x, bool other) { return other ? x.other : x.one; }
+
+struct Bounds {
+    int32_t bits[2 * WIDE];
+    float most[2 * WIDE];
+    constexpr Bounds() : bits(), most() {
+        for (int64_t i = 0; i < 2 * WIDE; ++i) bits[i] = i < WIDE ? -1 : 0, most[i] = i < WIDE ? INFINITY : -INFINITY;
+    }
+};
+constexpr Bounds BOUNDS;
+inline __m256 kept(__m256 x, const int32_t* bits) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)bits), _mm256_castps_si256(x)));
+}
+inline Wide kept(Wide x, int64_t count) {
+    const int32_t* bits = BOUNDS.bits + WIDE - count;
+    return {kept(x.one, bits), kept(x.other, bits + 8)};
+}
+inline Wide bounded(Wide x, int64_t count) {
+    const Wide most = wide(BOUNDS.most + WIDE - count);
+    return {_mm256_min_ps(x.one, most.one), _mm256_min_ps(x.other, most.other)};
+}
 #endif
+// kept and bounded: the first `count` numbers stay; the others become 0, or -infinity.
+struct All {};
+inline Wide kept(Wide x, All) { return x; }
+inline Wide bounded(Wide x, All) { return x; }
+inline float total(Wide x) { return sum(_mm256_add_ps(half(x, false), half(x, true))); }
+inline float largest(Wide x) { return few_rows::largest(_mm256_max_ps(half(x, false), half(x, true))); }
 
 struct View {  // number i of token t of head n of row b: at[b * row + t * token + n * head + i]
     float* at;
@@ -187,52 +244,106 @@ struct View {  // number i of token t of head n of row b: at[b * row + t * token
     float* of(int64_t b, int64_t n) const { return at + b * row + n * head; }
 };
 
+struct alignas(64) Line {  // of the cache
+    float of[WIDE];
+};
+
+struct Panels {  // number i of row k of panel p, of 16 columns: at[k * row + p * panel + i]
+    const float* at;
+    int64_t row, panel;
+};
+
 inline int64_t up_to(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
-// (rows, 16) of c = or += a @ b: number k of row n of a is a[n * a_row + k * a_k], of b (K, 16).
-template <int N = TILE>
-inline void tile(
-    int64_t rows, const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t K, float* c, int64_t c_row, bool add
-) {
-    if constexpr (N > 1)
-        if (rows < N) return tile<N - 1>(rows, a, a_row, a_k, b, K, c, c_row, add);
-    const float zero[WIDE] = {};
-    Wide sums[N];
+// For functions that loops call: a call takes as long as some of K.
+#define INLINE __attribute__((always_inline)) inline
+
+// (N, 16 M) of c = a @ b, of K numbers, where number k of row n of a is a[n * step + k]; if ADD, c += a @ b unless `fresh`, and
+// it is a[n + k * step].
+template <bool ADD, int M, int N>
+INLINE void tile(const float* a, int64_t step, Panels b, int64_t K, float* c, int64_t c_row, bool fresh) {
+    constexpr int AT = ADD ? 1 : (N + 2) / 3;
+    const float* at[AT];  // for three rows each: one for every row would not fit into the registers
+    Wide sums[N][M];
+    float* from = c;
 #pragma GCC unroll 12
-    for (int n = 0; n < N; ++n) sums[n] = wide(add ? c + n * c_row : zero);
-    for (int64_t k = 0; k < K; ++k) {
-        const Wide panel = wide(b + WIDE * k);
+    for (int i = 0; i < AT; ++i) at[i] = a + 3 * i * step;
 #pragma GCC unroll 12
-        for (int n = 0; n < N; ++n) sums[n] = fused(a[n * a_row + k * a_k], panel, sums[n]);
+    for (int n = 0; n < N; ++n, from += c_row)
+#pragma GCC unroll 2
+        for (int m = 0; m < M; ++m) sums[n][m] = ADD && !fresh ? wide(from + m * WIDE) : every(0);
+    for (int64_t k = 0; k < K; ++k, b.at += b.row) {
+        Wide panels[M];
+#pragma GCC unroll 2
+        for (int m = 0; m < M; ++m) panels[m] = wide(b.at + m * b.panel);
+#pragma GCC unroll 12
+        for (int n = 0; n < N; ++n) {
+            const Wide x = every(ADD ? at[0][n] : at[n / 3 % AT][n % 3 * step]);
+#pragma GCC unroll 2
+            for (int m = 0; m < M; ++m) sums[n][m] = fused(x, panels[m], sums[n][m]);
+        }
+#pragma GCC unroll 12
+        for (int i = 0; i < AT; ++i) at[i] += ADD ? step : 1;
     }
 #pragma GCC unroll 12
-    for (int n = 0; n < N; ++n) put(c + n * c_row, sums[n]);
+    for (int n = 0; n < N; ++n, c += c_row)
+#pragma GCC unroll 2
+        for (int m = 0; m < M; ++m) put(c + m * WIDE, sums[n][m]);
 }
 
-// The first `count` of 8 numbers; the others become 0, or -infinity.
-constexpr float INF = __builtin_inff();
-constexpr int32_t KEPT[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
-constexpr float BOUNDS[16] = {INF, INF, INF, INF, INF, INF, INF, INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF};
-inline __m256 kept(__m256 x, int64_t count) {
-    const __m256i bits = _mm256_loadu_si256((const __m256i*)(KEPT + 8 - count));
-    return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_castps_si256(x)));
+// The same for `rows` up to N.
+template <bool ADD, int M, int N>
+void fewer(int64_t rows, const float* a, int64_t step, Panels b, int64_t K, float* c, int64_t c_row, bool fresh) {
+    if constexpr (N > 1)
+        if (rows < N) return fewer<ADD, M, N - 1>(rows, a, step, b, K, c, c_row, fresh);
+    tile<ADD, M, N>(a, step, b, K, c, c_row, fresh);
 }
-inline __m256 bounded(__m256 x, int64_t count) { return _mm256_min_ps(x, load(BOUNDS + 8 - count)); }
 
-// Rows of x (t, h) in panels (t, 16) of 16 columns, filled up with zeros.
-inline void by_columns(const float* x, int64_t token, int64_t t, int64_t h, float* y) {
-    for (int64_t first = 0; first < h; first += WIDE, y += t * WIDE) {
-        const int64_t some = std::min(WIDE, h - first);
+// And of the first `count` columns of M panels; c has no others.
+template <bool ADD, int M>
+INLINE void columns(
+    int64_t rows, const float* a, int64_t step, Panels b, int64_t K, float* c, int64_t c_row, int64_t count, bool fresh
+) {
+    constexpr int64_t ALL = M * WIDE, END = ALL - WIDE;
+    float some[TILE * ALL];
+    const bool part = count < ALL;
+    float* to = part ? some : c;
+    const int64_t to_row = part ? ALL : c_row;
+    for (int64_t n = 0; part && ADD && !fresh && n < rows; ++n) {
+        for (int64_t i = 0; i < END; i += WIDE) put(some + n * ALL + i, wide(c + n * c_row + i));
+        put(some + n * ALL + END, wide(c + n * c_row + END, count - END));
+    }
+    if (rows == TILE)
+        tile<ADD, M, TILE>(a, step, b, K, to, to_row, fresh);
+    else
+        fewer<ADD, M, TILE - 1>(rows, a, step, b, K, to, to_row, fresh);
+    for (int64_t n = 0; part && n < rows; ++n) {
+        for (int64_t i = 0; i < END; i += WIDE) put(c + n * c_row + i, wide(some + n * ALL + i));
+        put(c + n * c_row + END, wide(some + n * ALL + END), count - END);
+    }
+}
+
+// And of any number of columns.
+template <bool ADD>
+INLINE void tiles(
+    int64_t rows, const float* a, int64_t step, Panels b, int64_t K, float* c, int64_t c_row, int64_t count,
+    bool fresh = true
+) {
+    constexpr int64_t ALL = PANELS * WIDE;
+    for (; count > ALL - WIDE; count -= ALL, c += ALL, b.at += PANELS * b.panel)
+        columns<ADD, PANELS>(rows, a, step, b, K, c, c_row, count, fresh);
+    if (count > 0) columns<ADD, 1>(rows, a, step, b, K, c, c_row, count, fresh);
+}
+
+// x (t, h) in panels: where it is, or in `room`, filled up with zeros.
+inline Panels by_columns(const float* x, int64_t token, int64_t t, int64_t h, float* room) {
+    if (h % WIDE == 0 && t <= NEAR) return {x, token, WIDE};
+    for (int64_t first = 0; first < h; first += WIDE)
         for (int64_t j = 0; j < t; ++j) {
             const float* from = x + j * token + first;
-            float* to = y + j * WIDE;
-            if (some == WIDE) {
-                store(to, load(from)), store(to + 8, load(from + 8));
-                continue;
-            }
-            for (int64_t i = 0; i < WIDE; ++i) to[i] = i < some ? from[i] : 0;
+            put(room + (first / WIDE * t + j) * WIDE, first + WIDE <= h ? wide(from) : wide(from, h - first));
         }
-    }
+    return {room, WIDE, t * WIDE};
 }
 
 // Rows of x (t, h) in panels (h, 16) of 16 rows, filled up with zeros.
@@ -252,152 +363,137 @@ inline void by_rows(const float* x, int64_t token, int64_t t, int64_t h, float* 
     }
 }
 
-constexpr int64_t PIECES = 4, LEAST = 256;  // of a head, of queries: for threads that would wait for others
-
 struct Attention {
     int64_t batch, n, g, s, t, h, v;  // heads of q and of k, queries, keys, widths of k and of v
     bool causal;
     float scale;
 
     int64_t keys() const { return up_to(t, WIDE); }
-    int64_t wide() const { return up_to(h, WIDE); }
-    int64_t values() const { return up_to(v, WIDE); }
+    int64_t line() const { return keys() + WIDE; }  // from a row of scores to the next, for the cache no power of 2
+    int64_t wide_k() const { return up_to(h, WIDE); }
+    int64_t wide_v() const { return up_to(v, WIDE); }
     // Keys that rows up to `row` see.
     int64_t seen(int64_t row) const { return causal ? std::min(t, row + 1 + t - s) : t; }
-    // Keys of row r that products of rows up to `last` read: those that the last row of its tile sees, and the last tile of
-    // keys of which it sees one.
-    int64_t read(int64_t r, int64_t last) const {
-        return std::max(seen(std::min(last, r / TILE * TILE + TILE) - 1), std::min(t, up_to(seen(r), TILE)));
-    }
-    int64_t forward_room() const { return keys() * (wide() + values()) + BLOCK * (keys() + values()); }
+    int64_t forward_room() const { return keys() * (wide_k() + wide_v()) + BLOCK * line(); }
     int64_t backward_room() const {
-        return keys() * (3 * wide() + 2 * values()) + s * (wide() + values()) + BLOCK * (2 * keys() + wide());
+        return keys() * (2 * wide_k() + wide_v()) + BLOCK * (wide_k() + wide_v() + 2 * line());
     }
 
-    // scores (rows, keys()) of rows first .. last of q (h), with k in panels; only those seen, to the end of a panel.
+    // scores of rows first .. last of q (h), with k in panels of rows; only those seen, to the end of a panel.
     void products(
         const float* q, int64_t token, int64_t width, const float* panels, int64_t first, int64_t last, float* scores
     ) const {
-        for (int64_t j = 0; j < seen(last - 1); j += WIDE, panels += width * WIDE)
-            for (int64_t r = first; r < last; r += TILE) {
-                const int64_t end = std::min(last, r + TILE);
-                if (j >= seen(end - 1)) continue;
-                tile(end - r, q + r * token, token, 1, panels, width, scores + (r - first) * keys() + j, keys(), false);
-            }
+        for (int64_t r = first; r < last; r += TILE) {
+            const int64_t end = std::min(last, r + TILE);
+            tiles<false>(end - r, q + r * token, token, {panels, WIDE, width * WIDE}, width, scores + (r - first) * line(),
+                         line(), up_to(seen(end - 1), WIDE));
+        }
     }
 
-    // y (rows, up to 16 times) = weights (rows, keys()) @ x (t, ...) in panels.
+    // y (rows, columns) = weights @ x (t, columns)
     void mixed(
-        const float* weights, const float* panels, int64_t columns, int64_t first, int64_t last, float* y, int64_t y_row
+        const float* weights, Panels x, int64_t columns, int64_t first, int64_t last, float* y, int64_t token
     ) const {
-        for (int64_t c = 0; c < columns; c += WIDE, panels += t * WIDE)
-            for (int64_t r = first; r < last; r += TILE) {
-                const int64_t end = std::min(last, r + TILE);
-                tile(end - r, weights + (r - first) * keys(), keys(), 1, panels, seen(end - 1),
-                     y + (r - first) * y_row + c, y_row, false);
-            }
+        for (int64_t r = first; r < last; r += TILE) {
+            const int64_t end = std::min(last, r + TILE);
+            tiles<false>(end - r, weights + (r - first) * line(), line(), x, seen(end - 1), y + r * token, token, columns);
+        }
     }
 
-    // y (t, columns) += weights (rows, keys())^T @ x (rows, ...) in panels of s rows.
+    // y (t, columns) += weights^T @ x (rows, columns), the keys from `old` on having no sum yet.
     void gathered(
-        const float* weights, const float* panels, int64_t columns, int64_t first, int64_t last, float* y
+        const float* weights, Panels x, int64_t columns, int64_t first, int64_t last, float* y, int64_t token, int64_t old
     ) const {
-        for (int64_t c = 0; c < columns; c += WIDE, panels += s * WIDE)
-            for (int64_t j = 0; j < seen(last - 1); j += TILE) {
-                const int64_t from = causal ? std::max(first, j - (t - s)) : first;
-                tile(std::min(TILE, t - j), weights + (from - first) * keys() + j, 1, keys(), panels + from * WIDE,
-                     last - from, y + j * columns + c, columns, true);
-            }
+        for (int64_t j = 0; j < seen(last - 1); j += TILE) {
+            const int64_t from = causal ? std::max(int64_t(0), j - (t - s) - first) : 0;
+            tiles<true>(std::min(TILE, t - j), weights + from * line() + j, line(), {x.at + from * x.row, x.row, x.panel},
+                        last - first - from, y + j * token, token, columns, j >= old);
+        }
     }
 
-    // The queries from .. to-1 of a head, of which the last sees all t keys if they are causal.
-    void forward(const float* q, const float* k, const float* w, int64_t tokens[3], float* z, int64_t z_token, float* log_z,
-                 float* room, int64_t from, int64_t to) const {
-        float *by_key = room, *by_value = by_key + keys() * wide(), *scores = by_value + keys() * values();
-        float* made = scores + BLOCK * keys();
-        by_rows(k, tokens[1], t, h, by_key);
-        by_columns(w, tokens[2], t, v, by_value);
+    // f(n, j, count) for vector j of rows r + n < r + R, to the last vector that a product of rows up to `last` reads; a
+    // row sees `count` of its numbers.
+    template <int R, typename F>
+    INLINE void each_vector(int64_t r, int64_t last, F f) const {
+        const int64_t full = (seen(r) - 1) / WIDE * WIDE, tops = seen(std::min(last, up_to(r + R, TILE)) - 1);
+        for (int64_t j = 0; j < full; j += WIDE)
+#pragma GCC unroll 4
+            for (int n = 0; n < R; ++n) f(n, j, All());
+        for (int64_t j = full; j < std::min(t, up_to(tops, TILE)); j += WIDE)
+#pragma GCC unroll 4
+            for (int n = 0; n < R; ++n) f(n, j, std::max(int64_t(0), std::min(WIDE, seen(r + n) - j)));
+    }
+
+    // Scores of rows r .. r + R become exp(scale score - top); their totals are `top` and 1 / sum.
+    template <int R>
+    void softmax(float* scores, int64_t r, int64_t last, float* totals) const {
+        Wide tops[R], sums[R];
+        for (int n = 0; n < R; ++n) tops[n] = every(-INFINITY), sums[n] = every(0);
+        each_vector<R>(r, last, [&, line = line()](int n, int64_t j, auto count) {
+            tops[n] = larger(tops[n], bounded(wide(scores + n * line + j), count));
+        });
+        for (int n = 0; n < R; ++n) totals[2 * n] = scale * largest(tops[n]), tops[n] = every(-totals[2 * n]);
+        each_vector<R>(r, last, [&, line = line()](int n, int64_t j, auto count) {
+            float* x = scores + n * line + j;
+            const Wide p = kept(exponential(fused(every(scale), wide(x), tops[n])), count);
+            put(x, p);
+            sums[n] = sums[n] + p;
+        });
+        for (int n = 0; n < R; ++n) totals[2 * n + 1] = 1 / total(sums[n]);
+    }
+
+    // z of the queries from .. to-1 of a head, and their totals.
+    void forward(
+        const float* q, int64_t token, const float* by_key, Panels by_value, float* z, int64_t z_token, float* totals,
+        float* scores, int64_t from, int64_t to
+    ) const {
         for (int64_t first = from; first < to; first += BLOCK) {
             const int64_t last = std::min(to, first + BLOCK);
-            products(q, tokens[0], h, by_key, first, last, scores);
-            float divisors[BLOCK];
+            products(q, token, h, by_key, first, last, scores);
+            int64_t r = first;
+            for (; r + GROUP <= last; r += GROUP) softmax<GROUP>(scores + (r - first) * line(), r, last, totals + 2 * r);
+            for (; r < last; ++r) softmax<1>(scores + (r - first) * line(), r, last, totals + 2 * r);
+            mixed(scores, by_value, v, first, last, z, z_token);
             for (int64_t r = first; r < last; ++r) {
-                float* row = scores + (r - first) * keys();
-                const int64_t end = (seen(r) - 1) / 8 * 8, rest = seen(r) - end;  // the last vector has 1 .. 8 numbers
-                __m256 tops = bounded(load(row + end), rest);
-                for (int64_t j = 0; j < end; j += 8) tops = _mm256_max_ps(tops, load(row + j));
-                const float top = few_rows::largest(tops);
-                const __m256 minus = number(-scale * top);
-                const auto weight = [&](int64_t j) {
-                    return exponential(_mm256_fmadd_ps(number(scale), load(row + j), minus));
-                };
-                __m256 total = kept(weight(end), rest);
-                store(row + end, total);
-                for (int64_t j = 0; j < end; j += 8) {
-                    const __m256 p = weight(j);
-                    store(row + j, p);
-                    total = _mm256_add_ps(total, p);
-                }
-                for (int64_t j = end + 8; j < read(r, last); j += 8) store(row + j, _mm256_setzero_ps());
-                const float whole = sum(total);
-                divisors[r - first] = 1 / whole;
-                log_z[r] = scale * top + std::log(whole);
+                const float inverse = totals[2 * r + 1];
+                for (int64_t i = 0; i < v; ++i) z[r * z_token + i] *= inverse;
             }
-            mixed(scores, by_value, v, first, last, made, values());
-            for (int64_t r = first; r < last; ++r)
-                for (int64_t i = 0; i < v; ++i) z[r * z_token + i] = made[(r - first) * values() + i] * divisors[r - first];
         }
     }
 
     // Of one head of k and v, with its heads of q.
-    void backward(const View& grad, const View& q, const View& k, const View& w, const View& z, const float* log_z,
+    void backward(const View& grad, const View& q, const View& k, const View& w, const View& z, const float* totals,
                   const View& grad_q, const View& grad_k, const View& grad_v, int64_t b, int64_t head, float* room) const {
-        const int64_t ks = keys(), hs = wide(), vs = values();
-        float *by_key = room, *as_key = by_key + ks * hs, *sum_k = as_key + ks * hs, *by_value = sum_k + ks * hs,
-              *sum_v = by_value + ks * vs, *as_query = sum_v + ks * vs, *as_grad = as_query + s * hs,
-              *weights = as_grad + s * vs, *slopes = weights + BLOCK * ks, *made = slopes + BLOCK * ks;
+        float *by_key = room, *by_value = by_key + keys() * wide_k(), *as_key = by_value + keys() * wide_v(),
+              *as_query = as_key + keys() * wide_k(), *as_grad = as_query + BLOCK * wide_k(),
+              *weights = as_grad + BLOCK * wide_v(), *slopes = weights + BLOCK * line();
         by_rows(k.of(b, head), k.token, t, h, by_key);
-        by_columns(k.of(b, head), k.token, t, h, as_key);
         by_rows(w.of(b, head), w.token, t, v, by_value);
-        std::fill(sum_k, sum_k + ks * hs, 0.0f);
-        std::fill(sum_v, sum_v + ks * vs, 0.0f);
-        for (int64_t one = head * (n / g); one < (head + 1) * (n / g); ++one) {
-            const float *query = q.of(b, one), *d = grad.of(b, one), *out = z.of(b, one), *log = log_z + (b * n + one) * s;
-            by_columns(query, q.token, s, h, as_query);
-            by_columns(d, grad.token, s, v, as_grad);
+        const Panels of_keys = by_columns(k.of(b, head), k.token, t, h, as_key);
+        for (int64_t one = head * (n / g); one < (head + 1) * (n / g); ++one)
             for (int64_t first = 0; first < s; first += BLOCK) {
                 const int64_t last = std::min(s, first + BLOCK);
+                const float *query = q.of(b, one), *d = grad.of(b, one), *out = z.of(b, one);
                 products(query, q.token, h, by_key, first, last, weights);
                 products(d, grad.token, v, by_value, first, last, slopes);
                 for (int64_t r = first; r < last; ++r) {
-                    float *weight = weights + (r - first) * ks, *slope = slopes + (r - first) * ks;
-                    const int64_t end = (seen(r) - 1) / 8 * 8, rest = seen(r) - end;
+                    float *weight = weights + (r - first) * line(), *slope = slopes + (r - first) * line();
+                    const float* ends = totals + 2 * ((b * n + one) * s + r);
                     const float dot = product(d + r * grad.token, out + r * z.token, v);
-                    const __m256 minus = number(-log[r]), less = number(dot);
-                    const auto put_at = [&](int64_t j, int64_t count) {
-                        const __m256 p = exponential(_mm256_fmadd_ps(number(scale), load(weight + j), minus));
-                        const __m256 of = _mm256_mul_ps(p, _mm256_sub_ps(load(slope + j), less));
-                        store(weight + j, count < 8 ? kept(p, count) : p);
-                        store(slope + j, count < 8 ? kept(of, count) : of);
-                    };
-                    for (int64_t j = 0; j < end; j += 8) put_at(j, 8);
-                    put_at(end, rest);
-                    for (int64_t j = end + 8; j < read(r, last); j += 8)
-                        store(weight + j, _mm256_setzero_ps()), store(slope + j, _mm256_setzero_ps());
+                    const Wide minus = every(-ends[0]), inverse = every(ends[1]), less = every(-scale * dot);
+                    each_vector<1>(r, last, [&](int, int64_t j, auto count) {
+                        const Wide p = kept(exponential(fused(every(scale), wide(weight + j), minus)) * inverse, count);
+                        put(weight + j, p);
+                        put(slope + j, kept(p * fused(every(scale), wide(slope + j), less), count));
+                    });
                 }
-                mixed(slopes, as_key, hs, first, last, made, hs);
-                float* to = grad_q.of(b, one);
-                for (int64_t r = first; r < last; ++r)
-                    for (int64_t i = 0; i < h; ++i) to[r * grad_q.token + i] = made[(r - first) * hs + i] * scale;
-                gathered(slopes, as_query, hs, first, last, sum_k);
-                gathered(weights, as_grad, vs, first, last, sum_v);
+                mixed(slopes, of_keys, h, first, last, grad_q.of(b, one), grad_q.token);
+                const Panels queries = by_columns(query + first * q.token, q.token, last - first, h, as_query);
+                const Panels grads = by_columns(d + first * grad.token, grad.token, last - first, v, as_grad);
+                const int64_t old = one > head * (n / g) ? t : first > 0 ? seen(first - 1) : 0;
+                gathered(slopes, queries, h, first, last, grad_k.of(b, head), grad_k.token, old);
+                gathered(weights, grads, v, first, last, grad_v.of(b, head), grad_v.token, old);
             }
-        }
-        float *to_k = grad_k.of(b, head), *to_v = grad_v.of(b, head);
-        for (int64_t j = 0; j < t; ++j) {
-            for (int64_t i = 0; i < h; ++i) to_k[j * grad_k.token + i] = sum_k[j * hs + i] * scale;
-            for (int64_t i = 0; i < v; ++i) to_v[j * grad_v.token + i] = sum_v[j * vs + i];
-        }
     }
 };
 
@@ -475,27 +571,37 @@ void turn_pairs(
                      to.of(b, k) + t * to.token, r, h, near, sign);
 }
 
-// Strides of b, s and n of each. 0; 1 without memory.
+// Strides of b, s and n of each; `totals` (b, n, s, 2). 0; 1 without memory.
 int32_t attend(
-    const Attention* call, const View* q, const View* k, const View* v, const View* z, float* log_z
+    const Attention* call, const View* q, const View* k, const View* v, const View* z, float* totals
 ) {
     const Attention a = *call;
-    const int64_t threads = omp_get_max_threads(), room = a.forward_room();
+    const int64_t threads = omp_get_max_threads(), room = a.forward_room(), heads = a.n / a.g;
     try {
-        std::unique_ptr<float[]> rooms(new float[threads * room]);
+        const std::unique_ptr<Line[]> rooms(new Line[threads * room / WIDE]);
         const int64_t piece = up_to(std::max((a.s + PIECES - 1) / PIECES, LEAST), BLOCK);
-#pragma omp parallel for schedule(dynamic) collapse(3)
-        for (int64_t b = 0; b < a.batch; ++b)
-            for (int64_t one = 0; one < a.n; ++one)
-                for (int64_t from = 0; from < a.s; from += piece) {
-                    const int64_t head = one / (a.n / a.g), to = std::min(a.s, from + piece);
-                    int64_t tokens[3] = {q->token, k->token, v->token};
-                    Attention some = a;
-                    some.t = a.seen(to - 1);  // what it does not see is not read
-                    some.s -= a.t - some.t;   // and the last of these sees all that are left
-                    some.forward(q->of(b, one), k->of(b, head), v->of(b, head), tokens, z->of(b, one), z->token,
-                                 log_z + (b * a.n + one) * a.s, rooms.get() + omp_get_thread_num() * room, from, to);
-                }
+        const int64_t pieces = (a.s + piece - 1) / piece;
+#pragma omp parallel
+        {
+            float *by_key = rooms[omp_get_thread_num() * room / WIDE].of, *by_value = by_key + a.keys() * a.wide_k(),
+                  *scores = by_value + a.keys() * a.wide_v();
+            int64_t ready = -1;  // the head of k and v whose panels this thread has
+            Panels values{};
+#pragma omp for schedule(dynamic) collapse(4)
+            for (int64_t b = 0; b < a.batch; ++b)
+                for (int64_t head = 0; head < a.g; ++head)
+                    for (int64_t left = pieces; left > 0; --left)  // the longest first
+                        for (int64_t i = 0; i < heads; ++i) {
+                            const int64_t one = head * heads + i, from = (left - 1) * piece;
+                            if (ready != b * a.g + head) {
+                                by_rows(k->of(b, head), k->token, a.t, a.h, by_key);
+                                values = by_columns(v->of(b, head), v->token, a.t, a.v, by_value);
+                                ready = b * a.g + head;
+                            }
+                            a.forward(q->of(b, one), q->token, by_key, values, z->of(b, one), z->token,
+                                      totals + 2 * (b * a.n + one) * a.s, scores, from, std::min(a.s, from + piece));
+                        }
+        }
     } catch (const std::bad_alloc&) {
         return 1;
     }
@@ -504,17 +610,17 @@ int32_t attend(
 
 int32_t attend_back(
     const Attention* call, const View* grad, const View* q, const View* k, const View* v, const View* z,
-    const float* log_z, const View* grad_q, const View* grad_k, const View* grad_v
+    const float* totals, const View* grad_q, const View* grad_k, const View* grad_v
 ) {
     const Attention a = *call;
     const int64_t threads = omp_get_max_threads(), room = a.backward_room();
     try {
-        std::unique_ptr<float[]> rooms(new float[threads * room]);
+        const std::unique_ptr<Line[]> rooms(new Line[threads * room / WIDE]);
 #pragma omp parallel for schedule(static) collapse(2)
         for (int64_t b = 0; b < a.batch; ++b)
             for (int64_t head = 0; head < a.g; ++head)
-                a.backward(*grad, *q, *k, *v, *z, log_z, *grad_q, *grad_k, *grad_v, b, head,
-                           rooms.get() + omp_get_thread_num() * room);
+                a.backward(*grad, *q, *k, *v, *z, totals, *grad_q, *grad_k, *grad_v, b, head,
+                           rooms[omp_get_thread_num() * room / WIDE].of);
     } catch (const std::bad_alloc&) {
         return 1;
     }
