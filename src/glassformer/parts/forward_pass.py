@@ -64,6 +64,8 @@ class Pass:
         self._made: dict[Hashable, Any] = {}
         self._shared: dict[Hashable, Any] = {}
         self._device = device if ids is None else ids.device
+        self.in_order = ids is None and rows is None
+        """True if the new tokens have the positions start .. end-1 in every row."""
         self.ids = self.slots if ids is None else ids
         self.documents, self.given, self.memory, self.segments = documents, given, memory, segments
         self.global_tokens = global_tokens

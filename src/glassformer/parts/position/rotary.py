@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +17,7 @@ from glassformer.parts.position.base import AttentionPosition, AttentionPosition
 from glassformer.parts.position.picture import Plot, some
 from glassformer.parts.position.scaling import RotaryScaling, RotaryScalingConfig
 from glassformer.parts.position.turn import turn
-from glassformer.parts.precision import wide
+from glassformer.parts.precision import at_hand, wide
 
 Pairing = Literal["half", "interleaved"]
 
@@ -49,6 +50,7 @@ class Rotary(AttentionPosition):
         self.scaling.check(self.dim)
         self.pairing = pairing
         self._pair_axis = -2 if pairing == "half" else -1
+        self._last: tuple[tuple[int, int], tuple[Tensor, Tensor]] | None = None
         self._key = ("rotary", self.dim, base, pairing, self.scaling.key)
 
     def frequencies(self, t: int, device: Any = None, scaling: RotaryScaling | None = None) -> Float[Tensor, " i"]:
@@ -75,7 +77,17 @@ class Rotary(AttentionPosition):
             cos, sin = angle.cos() * self.scaling.magnitude, angle.sin() * self.scaling.magnitude
             return torch.stack((cos, cos), self._pair_axis), torch.stack((-sin, sin), self._pair_axis)
 
-        return pass_.once(self._key, make)
+        return pass_.once(self._key, lambda: self._kept(pass_, make) if torch.is_grad_enabled() else make())
+
+    def _kept(self, pass_: Pass, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Returns the tables of the previous training step if they are those of this pass, since making them takes a
+        hundredth of a small model's step."""
+        if not pass_.in_order or type(pass_.ids) is not Tensor or not at_hand(pass_.ids):
+            return make()
+        key = pass_.start, pass_.end
+        if self._last is None or self._last[0] != key:
+            self._last = key, make()
+        return self._last[1]
 
     def rotation(self, pass_: Pass) -> tuple[Tensor, Tensor, int]:
         return *self.tables(pass_), self._pair_axis
