@@ -110,8 +110,8 @@ def _library() -> Any:
     found = native.if_possible(SOURCE, native.kernel(), "experts of few tokens use torch's slower products")
     if found is not None:
         at, whole = ctypes.c_void_p, ctypes.c_int64
-        found.grouped_forward.argtypes, found.grouped_forward.restype = [at] * 4 + [whole] * 3, None
-        found.grouped_backward.argtypes, found.grouped_backward.restype = [at] * 6 + [whole] * 3, None
+        found.grouped_product.argtypes, found.grouped_product.restype = [at] * 4 + [whole] * 3, None
+        found.grouped_product_back.argtypes, found.grouped_product_back.restype = [at] * 6 + [whole] * 3, None
     return found
 
 
@@ -124,7 +124,7 @@ class _OfFew(torch.autograd.Function):
         ctx.save_for_backward(x, weight, ends)
         n, o, i = weight.shape
         y = x.new_empty(len(x), o)
-        _library().grouped_forward(*(one.data_ptr() for one in (x, weight, y, ends)), n, i, o)
+        _library().grouped_product(*(one.data_ptr() for one in (x, weight, y, ends)), n, i, o)
         return y
 
     @staticmethod
@@ -133,7 +133,7 @@ class _OfFew(torch.autograd.Function):
         x, weight, ends = ctx.saved_tensors
         grad, (n, o, i) = grads[0].contiguous(), weight.shape
         made = [torch.empty_like(one) if needed else None for one, needed in zip((x, weight), ctx.needs_input_grad)]
-        _library().grouped_backward(
+        _library().grouped_product_back(
             *(None if one is None else one.data_ptr() for one in (grad, x, weight, *made, ends)), n, i, o
         )
         return made[0], made[1], None
