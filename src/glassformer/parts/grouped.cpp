@@ -17,10 +17,7 @@ constexpr int64_t QUAD = 4;           // rows of a matrix that meet a row togeth
 constexpr int64_t PANEL = 16;         // columns of a product in registers
 constexpr int64_t OUT = 64;           // rows of a matrix that a thread takes at once
 constexpr int64_t WIDE = 512;         // and columns, at most
-#ifndef DEPTH
-#define DEPTH 32
-#endif
-constexpr int64_t DEEP = DEPTH;          // rows of a matrix that meet all rows before the next ones do
+constexpr int64_t DEEP = 32;            // rows of a matrix that meet all rows before the next ones do
 constexpr int64_t LITTLE = 1 << 16;   // products that one thread computes before another one would have woken
 constexpr int64_t PAST = 1 << 20;     // numbers of a gradient that leave the cache before they are read
 
