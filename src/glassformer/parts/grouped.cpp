@@ -1,7 +1,7 @@
 // Products in fp32 of rows with the matrix of their group, and the gradients, for groups of few rows: each matrix is read
-// once, as it is stored, and its gradient is written once. `grouped.py` has the definition, tests/native/grouped.cpp the sums in
-// fp64. Every number is computed by one thread in one order, so that the bits depend neither on the number of threads
-// nor on the other rows.
+// once, as it is stored, and its gradient is written once. `grouped.py` has the definition, tests/native/grouped.cpp the
+// sums in fp64. Every number is computed by one thread in one order, so that the bits depend neither on the number of
+// threads nor on the other rows.
 
 #define INCLUDED
 #include "few_rows.cpp"
@@ -13,16 +13,18 @@ namespace grouped {
 using few_rows::load;
 using few_rows::store;
 
-constexpr int64_t QUAD = 4;           // rows of a matrix that meet a row together
-constexpr int64_t PANEL = 16;         // columns of a product in registers
-constexpr int64_t OUT = 64;           // rows of a matrix that a thread takes at once
-constexpr int64_t WIDE = 512;         // and columns, at most
-constexpr int64_t DEEP = 32;            // rows of a matrix that meet all rows before the next ones do
-constexpr int64_t LITTLE = 1 << 16;   // products that one thread computes before another one would have woken
-constexpr int64_t PAST = 1 << 20;     // numbers of a gradient that leave the cache before they are read
+constexpr int64_t QUAD = 4;          // rows of a matrix that meet a row together
+constexpr int64_t PANEL = 16;        // columns of a product in registers
+constexpr int64_t OUT = 64;          // rows of a matrix that a thread takes at once
+constexpr int64_t WIDE = 512;        // and columns, at most
+constexpr int64_t DEEP = 32;         // rows of a matrix that meet all rows before the next ones do
+constexpr int64_t LITTLE = 1 << 16;  // products that one thread computes before another one would have woken
+constexpr int64_t PAST = 1 << 20;    // numbers of a gradient that leaves the cache before it is read
 
+// LANES: numbers in a register. TALL: rows of x whose dot products with QUAD rows are in registers; TILE: rows whose
+// panels are.
 #if WITH_512
-constexpr int64_t LANES = 16, TALL = 6, TILE = 12;  // numbers in a register; rows of a product in registers: by dots, by columns
+constexpr int64_t LANES = 16, TALL = 6, TILE = 12;
 using Vector = __m512;
 inline Vector get(const float* x) { return _mm512_loadu_ps(x); }
 inline Vector all(float x) { return _mm512_set1_ps(x); }
@@ -120,8 +122,8 @@ inline void dots(
 
 enum class Kind { plain, keeping, past };
 
-// (N, 16) of c = or += a @ b: number k of row n of a is a[n * a_row + k * a_k], of b (K, 16) with b_row. Keeping: also copies b
-// to `kept` and asks for what is `ahead` of it. Past: writes past the cache, to whole registers.
+// (N, 16) of c = or += a @ b: number k of row n of a is a[n * a_row + k * a_k], of b (K, 16) with b_row. Keeping: also
+// copies b to `kept` and asks for what is `ahead` of it. Past: writes past the cache, where c is aligned.
 template <int64_t N, Kind kind = Kind::plain>
 inline void tile(
     const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t b_row, int64_t K, float* c, int64_t c_row, bool add,
@@ -234,7 +236,8 @@ void grouped_product(
     for (int64_t at = 0; at < n * pieces; ++at) {
         const int64_t j = at / pieces, from = at % pieces * OUT, first = j ? ends[j - 1] : 0;
         const Group one{ends[j] - first, inner, out};
-        if (one.rows) one.product(x + first * inner, w + j * out * inner, y + first * out, from, std::min(out, from + OUT));
+        const float *own = x + first * inner, *matrix = w + j * out * inner;
+        if (one.rows) one.product(own, matrix, y + first * out, from, std::min(out, from + OUT));
     }
 }
 
@@ -243,7 +246,8 @@ int32_t grouped_product_back(
     const float* grad, const float* x, const float* w, float* of_x, float* of_w, const int32_t* ends, int64_t n,
     int64_t inner, int64_t out
 ) {
-    const int64_t threads = omp_get_max_threads(), width = parts(inner, PANEL * std::max(parts(inner, WIDE), parts(2 * threads, n))) * PANEL;
+    const int64_t threads = omp_get_max_threads(), shares = std::max(parts(inner, WIDE), parts(2 * threads, n));
+    const int64_t width = parts(inner, PANEL * shares) * PANEL;  // of x, that a thread takes at once
     const int64_t columns = of_x ? parts(inner, width) : 0, wide = n * columns, pieces = parts(out, OUT);
     const bool past = n * out * inner >= PAST && inner % LANES == 0 && uintptr_t(of_w) % (4 * LANES) == 0;
     int64_t most = 0;
@@ -257,7 +261,7 @@ int32_t grouped_product_back(
 #pragma omp for schedule(dynamic)
             for (int64_t at = 0; at < wide + (of_w ? n * pieces : 0); ++at) {
                 const int64_t j = at < wide ? at / columns : (at - wide) / pieces, first = j ? ends[j - 1] : 0;
-                const float *d = grad + first * out;
+                const float* d = grad + first * out;
                 const Group one{ends[j] - first, inner, out};
                 if (at >= wide) {
                     const int64_t from = (at - wide) % pieces * OUT;
