@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +16,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, library
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
 
+from glassformer.machine import native
+from glassformer.parts import fused_loops
+
+SOURCE = Path(__file__).with_suffix(".cpp")
 BLOCK = 64
+FEW = 64
+"""Largest mean number of rows of a group for which our C++ is faster than torch's products in fp32 on a CPU."""
 
 
 class Groups(NamedTuple):
@@ -67,6 +77,8 @@ def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], gro
     """Returns y (r, o) with y_r = W_j x_r, where W_j (o, i) is the matrix of row r's group j = groups.of[r]; equal to
     `naive_grouped_product`."""
     if not shapes_alone(x):
+        if len(x) <= FEW * len(weight) and fused_loops.serves(x, weight) and _library() is not None:
+            return _OfFew.apply(x, weight, groups.ends)
         return _product(x, weight, groups.ends)
     if len(x) <= len(weight):  # a decoding step: the compiler reads the chosen matrices in place
         return torch.bmm(x[:, None], weight[groups.of].transpose(1, 2))[:, 0]
@@ -88,6 +100,48 @@ def _product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
     parts = x.tensor_split(ends[:-1].tolist())
     return torch.cat([part @ own.t() for part, own in zip(parts, weight, strict=True)])
+
+
+# Few rows in fp32 on a CPU
+
+
+@cache
+def _library() -> Any:
+    """Returns the compiled C++; None if it cannot be built here."""
+    found = native.if_possible(SOURCE, native.kernel(), "experts of few tokens use torch's slower products")
+    if found is not None:
+        at, whole = ctypes.c_void_p, ctypes.c_int64
+        for call, tensors in ((found.grouped_product, 4), (found.grouped_product_back, 6)):
+            call.argtypes, call.restype = [at] * tensors + [whole] * 3, ctypes.c_int32
+        found.grouped_product.restype = None
+    return found
+
+
+class _OfFew(torch.autograd.Function):
+    """Autograd function of a grouped product, as `grouped.cpp` computes it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        n, o, i = weight.shape
+        y = x.new_empty(len(x), o)
+        _library().grouped_product(*(one.data_ptr() for one in (x, weight, y, ends)), n, i, o)
+        ctx.save_for_backward(x, weight, ends)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, ends = ctx.saved_tensors
+        grad, (n, o, i) = grads[0].contiguous(), weight.shape
+        of_x, of_weight = (
+            torch.empty_like(one) if needed else None
+            for one, needed in zip((x, weight), ctx.needs_input_grad[:2], strict=True)
+        )
+        given = (None if one is None else one.data_ptr() for one in (grad, x, weight, of_x, of_weight, ends))
+        if _library().grouped_product_back(*given, n, i, o):
+            raise MemoryError("the gradient of a grouped product")
+        return of_x, of_weight, None
 
 
 # Opaque operations for the compiler, which cannot trace sizes that depend on data, and knows the shapes of

@@ -1,0 +1,283 @@
+// Products in fp32 of rows with the matrix of their group, and the gradients, for groups of few rows: each matrix is read
+// once, as it is stored, and its gradient is written once. `grouped.py` has the definition, tests/native/grouped.cpp the
+// sums in fp64. Every number is computed by one thread in one order, so that the bits depend neither on the number of
+// threads nor on the other rows.
+
+#define INCLUDED
+#include "few_rows.cpp"
+
+#include <type_traits>
+
+namespace grouped {
+
+using few_rows::load;
+using few_rows::store;
+
+constexpr int64_t QUAD = 4;          // rows of a matrix that meet a row together
+constexpr int64_t PANEL = 16;        // columns of a product in registers
+constexpr int64_t OUT = 64;          // rows of a matrix that a thread takes at once
+constexpr int64_t WIDE = 512;        // and columns, at most
+constexpr int64_t DEEP = 32;         // rows of a matrix that meet all rows before the next ones do
+constexpr int64_t LITTLE = 1 << 16;  // products that one thread computes before another one would have woken
+constexpr int64_t PAST = 1 << 20;    // numbers of a gradient that leaves the cache before it is read
+
+// LANES: numbers in a register. TALL: rows of x whose dot products with QUAD rows are in registers; TILE: rows whose
+// panels are.
+#if WITH_512
+constexpr int64_t LANES = 16, TALL = 6, TILE = 12;
+using Vector = __m512;
+inline Vector get(const float* x) { return _mm512_loadu_ps(x); }
+inline Vector all(float x) { return _mm512_set1_ps(x); }
+inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+inline void put(float* y, Vector x) { _mm512_storeu_ps(y, x); }
+inline void put_past(float* y, Vector x) { _mm512_stream_ps(y, x); }
+inline __m256 halved(Vector x) {
+    const __m512d bits = _mm512_castps_pd(x);
+    return _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(_mm512_extractf64x4_pd(bits, 1)));
+}
+#else
+constexpr int64_t LANES = 8, TALL = 3, TILE = 6;
+using Vector = __m256;
+inline Vector get(const float* x) { return load(x); }
+inline Vector all(float x) { return _mm256_set1_ps(x); }
+inline Vector fused(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+inline void put(float* y, Vector x) { store(y, x); }
+#if WITH_NEON
+inline void put_past(float* y, Vector x) { store(y, x); }
+#else
+inline void put_past(float* y, Vector x) { _mm256_stream_ps(y, x); }
+#endif
+inline __m256 halved(Vector x) { return x; }
+#endif
+constexpr int64_t PARTS = PANEL / LANES;
+
+inline int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+// Sums of four vectors.
+inline __m128 sums(const Vector (&x)[QUAD]) {
+    const __m256 a = halved(x[0]), b = halved(x[1]), c = halved(x[2]), d = halved(x[3]);
+    const __m256 one = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    const __m256 other = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    const __m256 both = _mm256_add_ps(_mm256_shuffle_ps(one, other, 0x44), _mm256_shuffle_ps(one, other, 0xee));
+    return _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
+}
+
+// f(N, first) for runs of N <= MOST of 0 .. count, as even as possible; N is known to the compiler.
+template <int64_t N, typename F>
+inline void run(int64_t rows, int64_t first, F& f) {
+    if constexpr (N > 1)
+        if (rows < N) return run<N - 1>(rows, first, f);
+    f(std::integral_constant<int64_t, N>(), first);
+}
+template <int64_t MOST, typename F>
+inline void in_runs(int64_t count, F f) {
+    const int64_t runs = parts(count, MOST);
+    for (int64_t k = 0, first = 0; k < runs; ++k) {
+        const int64_t last = count * (k + 1) / runs;
+        run<MOST>(last - first, first, f);
+        first = last;
+    }
+}
+
+// y (N, count) = x (N, inner) times `count` rows w. Meanwhile asks for `step` numbers from `soon` on for each vector.
+template <int64_t N>
+inline void dots(
+    const float* x, const float* const (&w)[QUAD], int64_t inner, float* y, int64_t out, int64_t count, const float* soon,
+    int64_t step
+) {
+    Vector s[N][QUAD];
+#pragma GCC unroll 6
+    for (int n = 0; n < N; ++n)
+#pragma GCC unroll 4
+        for (int q = 0; q < QUAD; ++q) s[n][q] = all(0);
+    const auto add = [&](const float* own, int64_t row, const float* const(&part)[QUAD]) {
+        Vector b[QUAD];
+#pragma GCC unroll 4
+        for (int q = 0; q < QUAD; ++q) b[q] = get(part[q]);
+#pragma GCC unroll 6
+        for (int n = 0; n < N; ++n) {
+            const Vector a = get(own + n * row);
+#pragma GCC unroll 4
+            for (int q = 0; q < QUAD; ++q) s[n][q] = fused(a, b[q], s[n][q]);
+        }
+    };
+    int64_t i = 0;
+    for (; i + LANES <= inner; i += LANES, soon += step) {
+        for (int64_t p = 0; p < step; p += 16) __builtin_prefetch(soon + p);  // reads nothing
+        add(x + i, inner, {w[0] + i, w[1] + i, w[2] + i, w[3] + i});
+    }
+    if (i < inner) {
+        float own[N][LANES] = {}, part[QUAD][LANES] = {};
+        for (int n = 0; n < N; ++n) std::memcpy(own[n], x + n * inner + i, 4 * (inner - i));
+        for (int q = 0; q < QUAD; ++q) std::memcpy(part[q], w[q] + i, 4 * (inner - i));
+        add(own[0], LANES, {part[0], part[1], part[2], part[3]});
+    }
+#pragma GCC unroll 6
+    for (int n = 0; n < N; ++n) {
+        float made[QUAD];
+        _mm_storeu_ps(made, sums(s[n]));
+        std::memcpy(y + n * out, made, 4 * count);
+    }
+}
+
+enum class Kind { plain, keeping, past };
+
+// (N, 16) of c = or += a @ b: number k of row n of a is a[n * a_row + k * a_k], of b (K, 16) with b_row. Keeping: also
+// copies b to `kept` and asks for what is `ahead` of it. Past: writes past the cache, where c is aligned.
+template <int64_t N, Kind kind = Kind::plain>
+inline void tile(
+    const float* a, int64_t a_row, int64_t a_k, const float* b, int64_t b_row, int64_t K, float* c, int64_t c_row, bool add,
+    float* kept = nullptr, int64_t ahead = 0
+) {
+    Vector s[N][PARTS];
+#pragma GCC unroll 12
+    for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+        for (int p = 0; p < PARTS; ++p) s[n][p] = add ? get(c + n * c_row + p * LANES) : all(0);
+    for (int64_t k = 0; k < K; ++k) {
+        Vector panel[PARTS];
+        if constexpr (kind == Kind::keeping) __builtin_prefetch(b + k * b_row + ahead);
+#pragma GCC unroll 2
+        for (int p = 0; p < PARTS; ++p) {
+            panel[p] = get(b + k * b_row + p * LANES);
+            if constexpr (kind == Kind::keeping) put(kept + k * PANEL + p * LANES, panel[p]);
+        }
+#pragma GCC unroll 12
+        for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+            for (int p = 0; p < PARTS; ++p) s[n][p] = fused(all(a[n * a_row + k * a_k]), panel[p], s[n][p]);
+    }
+#pragma GCC unroll 12
+    for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+        for (int p = 0; p < PARTS; ++p) {
+            float* to = c + n * c_row + p * LANES;
+            if constexpr (kind == Kind::past) put_past(to, s[n][p]);
+            else put(to, s[n][p]);
+        }
+}
+
+// The first columns of x (rows, ..) as (rows, 16), filled up with zeros.
+inline void padded(const float* x, int64_t row, int64_t rows, int64_t columns, float* y) {
+    std::memset(y, 0, 4 * rows * PANEL);
+    for (int64_t n = 0; n < rows; ++n) std::memcpy(y + n * PANEL, x + n * row, 4 * columns);
+}
+
+struct Group {
+    int64_t rows, inner, out;
+
+    // Columns from .. to-1 of y (rows, out), the product of x (rows, inner) with w (out, inner).
+    void product(const float* x, const float* w, float* y, int64_t from, int64_t to) const {
+        for (int64_t o = from; o < to; o += QUAD) {
+            const float *own[QUAD], *soon = w + (o + QUAD) * inner;
+            for (int64_t q = 0; q < QUAD; ++q) own[q] = w + std::min(o + q, to - 1) * inner;
+            const int64_t step = o + 2 * QUAD <= to ? QUAD * LANES / parts(rows, TALL) : 0;
+            in_runs<TALL>(rows, [&](auto N, int64_t n) {
+                dots<N>(x + n * inner, own, inner, y + n * out + o, out, std::min(QUAD, to - o), soon, step);
+                soon += step * (inner / LANES);
+            });
+        }
+    }
+
+    // Columns from .. to-1 of the gradient y (rows, inner) of x. `room`: rows * (to - from + PANEL + DEEP) numbers.
+    void of_x(const float* grad, const float* w, float* y, int64_t from, int64_t to, float* room) const {
+        alignas(64) float kept[DEEP * PANEL];
+        float *some = room, *made = room + rows * DEEP;  // `made`: panels (rows, 16)
+        for (int64_t k = 0; k < out; k += DEEP) {
+            const int64_t deep = std::min(DEEP, out - k), ahead = k + 2 * DEEP <= out ? DEEP * inner : 0;
+            for (int64_t n = 0; n < rows; ++n) std::memcpy(some + n * DEEP, grad + n * out + k, 4 * deep);
+            for (int64_t c = from; c < to; c += PANEL) {
+                const float* b = w + k * inner + c;
+                float* panel = made + (c - from) * rows;
+                const bool whole = to - c >= PANEL;
+                if (!whole) padded(b, inner, deep, to - c, kept);
+                in_runs<TILE>(rows, [&](auto N, int64_t n) {
+                    const float* a = some + n * DEEP;
+                    float* own = panel + n * PANEL;
+                    if (n || !whole) tile<N>(a, DEEP, 1, kept, PANEL, deep, own, PANEL, k > 0);
+                    else tile<N, Kind::keeping>(a, DEEP, 1, b, inner, deep, own, PANEL, k > 0, kept, ahead);
+                });
+            }
+        }
+        for (int64_t c = from; c < to; c += PANEL)
+            for (int64_t n = 0; n < rows; ++n)
+                std::memcpy(y + n * inner + c, made + (c - from) * rows + n * PANEL, 4 * std::min(PANEL, to - c));
+    }
+
+    // Rows from .. to-1 of the gradient y (out, inner) of w. `room`: rows * PANEL numbers.
+    void of_w(const float* grad, const float* x, float* y, int64_t from, int64_t to, bool past, float* room) const {
+        const int64_t whole = inner / PANEL * PANEL;
+        if (whole < inner) padded(x + whole, inner, rows, inner - whole, room);
+        in_runs<TILE>(to - from, [&](auto N, int64_t n) {
+            const float* a = grad + from + n;
+            float* own = y + (from + n) * inner;
+            for (int64_t c = 0; c < whole; c += PANEL)
+                if (past) tile<N, Kind::past>(a, 1, out, x + c, inner, rows, own + c, inner, false);
+                else tile<N>(a, 1, out, x + c, inner, rows, own + c, inner, false);
+            if (whole == inner) return;
+            float made[N * PANEL];
+            tile<N>(a, 1, out, room, PANEL, rows, made, PANEL, false);
+            for (int64_t r = 0; r < N; ++r) std::memcpy(own + r * inner + whole, made + r * PANEL, 4 * (inner - whole));
+        });
+    }
+};
+
+}  // namespace grouped
+
+extern "C" {
+using namespace grouped;
+
+// Group j has the rows ends[j - 1] .. ends[j] - 1; w (n, out, inner).
+void grouped_product(
+    const float* x, const float* w, float* y, const int32_t* ends, int64_t n, int64_t inner, int64_t out
+) {
+    const int64_t pieces = parts(out, OUT);
+#pragma omp parallel for schedule(dynamic) if (ends[n - 1] * inner * out > LITTLE)
+    for (int64_t at = 0; at < n * pieces; ++at) {
+        const int64_t j = at / pieces, from = at % pieces * OUT, first = j ? ends[j - 1] : 0;
+        const Group one{ends[j] - first, inner, out};
+        const float *own = x + first * inner, *matrix = w + j * out * inner;
+        if (one.rows) one.product(own, matrix, y + first * out, from, std::min(out, from + OUT));
+    }
+}
+
+// Gradients of x and of w, either of which may be null. 0; 1 without memory.
+int32_t grouped_product_back(
+    const float* grad, const float* x, const float* w, float* of_x, float* of_w, const int32_t* ends, int64_t n,
+    int64_t inner, int64_t out
+) {
+    const int64_t threads = omp_get_max_threads(), shares = std::max(parts(inner, WIDE), parts(2 * threads, n));
+    const int64_t width = parts(inner, PANEL * shares) * PANEL;  // of x, that a thread takes at once
+    const int64_t columns = of_x ? parts(inner, width) : 0, wide = n * columns, pieces = parts(out, OUT);
+    const bool past = n * out * inner >= PAST && inner % LANES == 0 && uintptr_t(of_w) % (4 * LANES) == 0;
+    int64_t most = 0;
+    for (int64_t j = 0; j < n; ++j) most = std::max<int64_t>(most, ends[j] - (j ? ends[j - 1] : 0));
+    const int64_t room = most * (width + PANEL + DEEP);
+    try {
+        std::unique_ptr<float[]> rooms(new float[threads * room]);
+#pragma omp parallel num_threads(threads) if (ends[n - 1] * inner * out > LITTLE)
+        {
+            float* own = rooms.get() + omp_get_thread_num() * room;
+#pragma omp for schedule(dynamic)
+            for (int64_t at = 0; at < wide + (of_w ? n * pieces : 0); ++at) {
+                const int64_t j = at < wide ? at / columns : (at - wide) / pieces, first = j ? ends[j - 1] : 0;
+                const float* d = grad + first * out;
+                const Group one{ends[j] - first, inner, out};
+                if (at >= wide) {
+                    const int64_t from = (at - wide) % pieces * OUT;
+                    one.of_w(d, x + first * inner, of_w + j * out * inner, from, std::min(out, from + OUT), past, own);
+                } else if (one.rows) {
+                    const int64_t from = at % columns * width;
+                    one.of_x(d, w + j * out * inner, of_x + first * inner, from, std::min(inner, from + width), own);
+                }
+            }
+#if !WITH_NEON
+            if (past) _mm_sfence();
+#endif
+        }
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}
+}
