@@ -64,7 +64,7 @@ def trained(config: ModelConfig, dtype: str, compile: bool) -> Step:
             with how.autocast():
                 loss = model.loss(inputs, targets)
             loss.backward()
-        clip(model, 1.0, gradient_norm(model))
+        clip(model.parameters(), 1.0, gradient_norm(model.parameters()))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return float(loss.detach())

@@ -122,7 +122,7 @@ def held(one: Process) -> int:
             loss = model.loss(tokens, tokens, **given)
         loss.backward()
         if step:
-            clip(model, 1.0, gradient_norm(model))
+            clip(model.parameters(), 1.0, gradient_norm(model.parameters()))
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return machine.peak_memory("cpu")

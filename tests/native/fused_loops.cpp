@@ -131,14 +131,14 @@ void attention() {
     const int64_t b = some(2), g = some(2), n = g * some(2), s = some(110), t = causal ? s : some(110), h = some(40), v = some(40);
     const Attention call{b, n, g, s, t, h, v, causal, 0.3f};
     Numbers q = drawn(b * s * n * h), k = drawn(b * t * g * h), w = drawn(b * t * g * v), d = drawn(b * s * n * v);
-    Numbers z(b * s * n * v), totals(2 * b * n * s), dq(q.size()), dk(k.size()), dw(w.size());
+    Numbers z(b * s * n * v), log_z(b * n * s), dq(q.size()), dk(k.size()), dw(w.size());
     const auto view = [](Numbers& x, int64_t tokens, int64_t heads, int64_t width) {
         return View{x.data(), tokens * heads * width, heads * width, width};
     };
     const View of_q = view(q, s, n, h), of_k = view(k, t, g, h), of_w = view(w, t, g, v), of_z = view(z, s, n, v),
                of_d = view(d, s, n, v), to_q = view(dq, s, n, h), to_k = view(dk, t, g, h), to_w = view(dw, t, g, v);
-    wrong += attend(&call, &of_q, &of_k, &of_w, &of_z, totals.data());
-    wrong += attend_back(&call, &of_d, &of_q, &of_k, &of_w, &of_z, totals.data(), &to_q, &to_k, &to_w);
+    wrong += attend(&call, &of_q, &of_k, &of_w, &of_z, log_z.data());
+    wrong += attend_back(&call, &of_d, &of_q, &of_k, &of_w, &of_z, log_z.data(), &to_q, &to_k, &to_w);
     std::vector<double> mk(k.size()), mw(w.size());
     for (int64_t row = 0; row < b; ++row)
         for (int64_t one = 0; one < n; ++one) {

@@ -424,45 +424,47 @@ struct Attention {
             for (int n = 0; n < R; ++n) f(n, j, std::max(int64_t(0), std::min(WIDE, seen(r + n) - j)));
     }
 
-    // Scores of rows r .. r + R become exp(scale score - top); their totals are `top` and 1 / sum.
+    // Scores of rows r .. r + R become exp(scale score - the largest); `shares` are 1 / sum.
     template <int R>
-    void softmax(float* scores, int64_t r, int64_t last, float* totals) const {
+    void softmax(float* scores, int64_t r, int64_t last, float* log_z, float* shares) const {
         Wide tops[R], sums[R];
         for (int n = 0; n < R; ++n) tops[n] = every(-INFINITY), sums[n] = every(0);
         each_vector<R>(r, last, [&, line = line()](int n, int64_t j, auto count) {
             tops[n] = larger(tops[n], bounded(wide(scores + n * line + j), count));
         });
-        for (int n = 0; n < R; ++n) totals[2 * n] = scale * largest(tops[n]), tops[n] = every(-totals[2 * n]);
+        for (int n = 0; n < R; ++n) log_z[n] = scale * largest(tops[n]), tops[n] = every(-log_z[n]);
         each_vector<R>(r, last, [&, line = line()](int n, int64_t j, auto count) {
             float* x = scores + n * line + j;
             const Wide p = kept(exponential(fused(every(scale), wide(x), tops[n])), count);
             put(x, p);
             sums[n] = sums[n] + p;
         });
-        for (int n = 0; n < R; ++n) totals[2 * n + 1] = 1 / total(sums[n]);
+        for (int n = 0; n < R; ++n) shares[n] = 1 / total(sums[n]), log_z[n] -= std::log(shares[n]);
     }
 
-    // z of the queries from .. to-1 of a head, and their totals.
+    // z of the queries from .. to-1 of a head.
     void forward(
-        const float* q, int64_t token, const float* by_key, Panels by_value, float* z, int64_t z_token, float* totals,
+        const float* q, int64_t token, const float* by_key, Panels by_value, float* z, int64_t z_token, float* log_z,
         float* scores, int64_t from, int64_t to
     ) const {
         for (int64_t first = from; first < to; first += BLOCK) {
             const int64_t last = std::min(to, first + BLOCK);
             products(q, token, h, by_key, first, last, scores);
-            int64_t r = first;
-            for (; r + GROUP <= last; r += GROUP) softmax<GROUP>(scores + (r - first) * line(), r, last, totals + 2 * r);
-            for (; r < last; ++r) softmax<1>(scores + (r - first) * line(), r, last, totals + 2 * r);
+            float shares[BLOCK];
+            int64_t i = 0;
+            for (; first + i + GROUP <= last; i += GROUP)
+                softmax<GROUP>(scores + i * line(), first + i, last, log_z + first + i, shares + i);
+            for (; first + i < last; ++i) softmax<1>(scores + i * line(), first + i, last, log_z + first + i, shares + i);
             mixed(scores, by_value, v, first, last, z, z_token);
             for (int64_t r = first; r < last; ++r) {
-                const float inverse = totals[2 * r + 1];
-                for (int64_t i = 0; i < v; ++i) z[r * z_token + i] *= inverse;
+                const float share = shares[r - first];
+                for (int64_t c = 0; c < v; ++c) z[r * z_token + c] *= share;
             }
         }
     }
 
     // Of one head of k and v, with its heads of q.
-    void backward(const View& grad, const View& q, const View& k, const View& w, const View& z, const float* totals,
+    void backward(const View& grad, const View& q, const View& k, const View& w, const View& z, const float* log_z,
                   const View& grad_q, const View& grad_k, const View& grad_v, int64_t b, int64_t head, float* room) const {
         float *by_key = room, *by_value = by_key + keys() * wide_k(), *as_key = by_value + keys() * wide_v(),
               *as_query = as_key + keys() * wide_k(), *as_grad = as_query + BLOCK * wide_k(),
@@ -478,11 +480,10 @@ struct Attention {
                 products(d, grad.token, v, by_value, first, last, slopes);
                 for (int64_t r = first; r < last; ++r) {
                     float *weight = weights + (r - first) * line(), *slope = slopes + (r - first) * line();
-                    const float* ends = totals + 2 * ((b * n + one) * s + r);
                     const float dot = product(d + r * grad.token, out + r * z.token, v);
-                    const Wide minus = every(-ends[0]), inverse = every(ends[1]), less = every(-scale * dot);
+                    const Wide minus = every(-log_z[(b * n + one) * s + r]), less = every(-scale * dot);
                     each_vector<1>(r, last, [&](int, int64_t j, auto count) {
-                        const Wide p = kept(exponential(fused(every(scale), wide(weight + j), minus)) * inverse, count);
+                        const Wide p = kept(exponential(fused(every(scale), wide(weight + j), minus)), count);
                         put(weight + j, p);
                         put(slope + j, kept(p * fused(every(scale), wide(slope + j), less), count));
                     });
@@ -571,9 +572,9 @@ void turn_pairs(
                      to.of(b, k) + t * to.token, r, h, near, sign);
 }
 
-// Strides of b, s and n of each; `totals` (b, n, s, 2). 0; 1 without memory.
+// Strides of b, s and n of each. 0; 1 without memory.
 int32_t attend(
-    const Attention* call, const View* q, const View* k, const View* v, const View* z, float* totals
+    const Attention* call, const View* q, const View* k, const View* v, const View* z, float* log_z
 ) {
     const Attention a = *call;
     const int64_t threads = omp_get_max_threads(), room = a.forward_room(), heads = a.n / a.g;
@@ -599,7 +600,7 @@ int32_t attend(
                                 ready = b * a.g + head;
                             }
                             a.forward(q->of(b, one), q->token, by_key, values, z->of(b, one), z->token,
-                                      totals + 2 * (b * a.n + one) * a.s, scores, from, std::min(a.s, from + piece));
+                                      log_z + (b * a.n + one) * a.s, scores, from, std::min(a.s, from + piece));
                         }
         }
     } catch (const std::bad_alloc&) {
@@ -610,7 +611,7 @@ int32_t attend(
 
 int32_t attend_back(
     const Attention* call, const View* grad, const View* q, const View* k, const View* v, const View* z,
-    const float* totals, const View* grad_q, const View* grad_k, const View* grad_v
+    const float* log_z, const View* grad_q, const View* grad_k, const View* grad_v
 ) {
     const Attention a = *call;
     const int64_t threads = omp_get_max_threads(), room = a.backward_room();
@@ -619,7 +620,7 @@ int32_t attend_back(
 #pragma omp parallel for schedule(static) collapse(2)
         for (int64_t b = 0; b < a.batch; ++b)
             for (int64_t head = 0; head < a.g; ++head)
-                a.backward(*grad, *q, *k, *v, *z, totals, *grad_q, *grad_k, *grad_v, b, head,
+                a.backward(*grad, *q, *k, *v, *z, log_z, *grad_q, *grad_k, *grad_v, b, head,
                            rooms[omp_get_thread_num() * room / WIDE].of);
     } catch (const std::bad_alloc&) {
         return 1;

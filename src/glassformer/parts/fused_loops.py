@@ -211,8 +211,7 @@ def _numbers(values: tuple[int, ...]) -> Any:
 
 
 class _Attend(torch.autograd.Function):
-    """Autograd function of attention, keeping q, k, v, z and for each row its largest score and 1 / its sum of
-    exponentials."""
+    """Autograd function of attention, keeping q, k, v, z and the logarithm of each row's sum of exponentials."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
@@ -220,23 +219,23 @@ class _Attend(torch.autograd.Function):
         (b, s, n, h), (t, g), width = q.shape, k.shape[1:3], v.shape[-1]
         by_head = q.stride(1) < q.stride(2)  # z is laid out as q, as costs count it
         z = q.new_empty(b, n, s, width).transpose(1, 2) if by_head else q.new_empty(b, s, n, width)
-        totals = q.new_empty(b, n, s, 2)
+        log_z = q.new_empty(b, n, s)
         ctx.sizes = b, n, g, s, t, h, width, causal, scale
         views = [view(x) for x in (q, k, v, z)]
-        if _library().attend(ctypes.byref(_Attention(*ctx.sizes)), *map(ctypes.byref, views), _at(totals)):
+        if _library().attend(ctypes.byref(_Attention(*ctx.sizes)), *map(ctypes.byref, views), _at(log_z)):
             raise MemoryError("attention")
-        ctx.save_for_backward(q, k, v, z, totals)
+        ctx.save_for_backward(q, k, v, z, log_z)
         return z
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, z, totals = ctx.saved_tensors
+        q, k, v, z, log_z = ctx.saved_tensors
         grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
         made = [torch.empty(x.shape) for x in (q, k, v)]
         given, results = [view(x) for x in (grad, q, k, v, z)], [view(x) for x in made]
         call = ctypes.byref(_Attention(*ctx.sizes))
-        if _library().attend_back(call, *map(ctypes.byref, given), _at(totals), *map(ctypes.byref, results)):
+        if _library().attend_back(call, *map(ctypes.byref, given), _at(log_z), *map(ctypes.byref, results)):
             raise MemoryError("the gradient of attention")
         return (*made, None, None)
 
