@@ -6,19 +6,16 @@ import html
 import math
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from glassformer.comparison import summary
-from glassformer.comparison.summary import so_far, writing
+from glassformer.comparison.summary import so_far
 from glassformer.comparison.terminal import comparison_lines
 from glassformer.report import render
 from glassformer.runs import looks
-from glassformer.runs.files import read_results
 from glassformer.runs.results import Results, RunResult
 
 from .sample import bare, judged, rendered, results
@@ -189,19 +186,3 @@ def test_models_that_barely_learned_are_named_in_text_page_and_file(least: float
     notes = [note for note in tree["budget"]["notes"] if note.startswith("Barely trained")]
     assert [bool(notes), "Barely trained" in page, "Barely trained" in text] == [barely] * 3
     assert tree["verdicts"][0]["terms"].endswith("barely trained") is barely
-
-
-def test_a_page_that_was_left_out_is_drawn_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of results so far are left out if they would take too long, results.json never; also if the work ends by
-    an error."""
-    monkeypatch.setattr(summary, "PAGES", 1e-9)
-    begun = Results.of(bare())
-    with pytest.raises(ZeroDivisionError), writing(tmp_path) as write:
-        for title in ("one", "two", "three"):
-            write(begun.changed(title=title))
-            held = read_results(tmp_path)
-            assert held is not None and held.title == title
-        page = (tmp_path / "report.html").read_text()
-        assert "<h1>one</h1>" in page
-        raise ZeroDivisionError
-    assert "<h1>three</h1>" in (tmp_path / "report.html").read_text()

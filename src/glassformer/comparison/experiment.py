@@ -15,7 +15,7 @@ from glassformer.comparison.design import FILE, Design
 from glassformer.comparison.folder import check_comparison, check_looks, check_runs, compiled_before, seeds_before
 from glassformer.comparison.pretrained import adapted_notes, beginnings, loaded_arms, tokenizer_of
 from glassformer.comparison.result import Comparison
-from glassformer.comparison.summary import so_far, writing
+from glassformer.comparison.summary import so_far, write
 from glassformer.config import read_tree
 from glassformer.errors import RequestError
 from glassformer.files import only_writer, refuse_sources, replace_text
@@ -266,11 +266,11 @@ def _trained(
     returns `results` with all runs. Raises Interrupted on Ctrl-C."""
     begun, found = results, {}
     try:
-        with only_writer(folder), interruptible(), writing(folder) as write:
+        with only_writer(folder), interruptible():
             notify(Begin(runs=results.asked, how=how, notes=results.budget.notes))
             found = kept(requests, folder, notify)
             results = so_far(begun, found, effect)
-            write(results)  # first of all, so that the folder is marked as this comparison's
+            write(results, folder)  # first of all, so that the folder is marked as this comparison's
             origin.save(folder)
             if sources := sources_of(origin.parts):
                 replace_text(folder / SOURCES, json.dumps(sources))
@@ -282,7 +282,7 @@ def _trained(
             for result in executor.run(missing, folder, notify):
                 found[result.key] = result
                 results = so_far(begun, found, effect)
-                write(results)
+                write(results, folder)
     except (KeyboardInterrupt, Interrupted):
         ended = sum(run.status != "failed" for run in found.values())
         raise Interrupted(

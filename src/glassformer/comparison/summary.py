@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -20,8 +18,6 @@ from glassformer.thresholds import FROM_CONTEXT
 
 COMPANY_LEAST = 0.25
 """Number of cores used by other programs above which a machine counts as busy"""
-PAGES = 0.05
-"""Largest share of the time that drawing the page of results so far may take: the page grows with the runs"""
 NAMED = 4
 """Largest number of runs that a note names"""
 
@@ -65,30 +61,6 @@ def write(results: Results, folder: Path) -> None:
     """Writes results.json and report.html to `folder`, replacing earlier files."""
     write_results(results, folder)
     write_report(results, folder / "report.html")
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[Callable[[Results], None]]:
-    """Yields a function that writes the results so far as `write` does, but leaves out pages that would take more than
-    the share `PAGES` of the time; the page of the last results is written at the end of the context."""
-    left_out: Results | None = None
-    due = 0.0
-
-    def put(results: Results) -> None:
-        nonlocal left_out, due
-        left_out, began = results, time.monotonic()
-        if began < due:
-            write_results(results, folder)
-            return
-        write(results, folder)
-        left_out, now = None, time.monotonic()
-        due = now + (now - began) / PAGES
-
-    try:
-        yield put
-    finally:
-        if left_out is not None:
-            write(left_out, folder)
 
 
 def _spent(budget: Budget, runs: Sequence[RunResult]) -> tuple[Budget, list[str]]:
