@@ -609,7 +609,7 @@ class ModelConfig(TowerConfig):
         device, model = torch.get_default_device(), self.outline()
         if device.type == "meta":
             return model
-        model.to_empty(device="cpu" if seed is not None else device)
+        allocate(model, "cpu" if seed is not None else device)
         if seed is not None:
             fill(model, self.begin(seed))
             model.to(device)
@@ -846,6 +846,12 @@ def stack_of(blocks: Sequence[BlockConfig]) -> tuple[Stage, ...]:
         else:
             runs.append(Stage(blocks=(block,)))
     return tuple(runs)
+
+
+def allocate(model: nn.Module, device: torch.device | str) -> None:
+    """Gives the parameters and buffers of a model on the meta device memory on `device`, unfilled, as `to_empty` does,
+    whose first call imports torch's symbolic shapes for half a second."""
+    model._apply(lambda outline: torch.empty(outline.shape, dtype=outline.dtype, device=device))
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from glassformer.errors import RequestError
+from glassformer.naming import preset
 from glassformer.runs import arm
 from glassformer.runs.events import Error, decode
+from glassformer.training import Recipe
 
 REQUEST = {"name": "gpt2@1m", "recipe": {"seed": 3}}
 
@@ -51,3 +53,13 @@ def test_a_wrong_request_is_an_event_and_a_defect_is_a_traceback(
     with pytest.raises(RuntimeError, match="shapes differ"):
         arm.train_one(tmp_path)
     assert not (tmp_path / "result.json").exists()
+
+
+def test_the_compiler_is_imported_before_memory_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(arm, "import_module", asked.append)
+    arm.load_compiler(preset("gpt2@1m"), Recipe(tokens=1000), outside=False)
+    assert not asked
+    arm.load_compiler(preset("mamba@1m"), Recipe(tokens=1000), outside=False)
+    arm.load_compiler(preset("gpt2@1m"), Recipe(tokens=1000, compile=True), outside=False)
+    assert asked == ["torch._dynamo"] * 2

@@ -11,7 +11,7 @@ import pytest
 
 from glassformer.parts.core.base import to_plain
 from glassformer.runs import workers
-from glassformer.runs.events import End, Error, Event, Kept, Notify, Start, Step
+from glassformer.runs.events import End, Error, Event, Kept, Notify, Start, Step, silent
 from glassformer.runs.executor import Local, execute, finished, kept
 from glassformer.runs.files import read_result
 from glassformer.runs.request import RunRequest, place_of
@@ -150,6 +150,35 @@ def test_one_process_trains_run_after_run(asked: list[RunRequest], tmp_path: Pat
     for request in more:
         (alone,) = Local().run([request], tmp_path / "alone")
         assert alone.validation == side_by_side[request.key].validation
+
+
+def test_processes_that_wait_for_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of the same environment take one in place of a new process, unless it has ended."""
+    lines = f"{workers.BEGUN}\n{workers.ENDED}"
+    monkeypatch.setattr(workers, "START", f"import sys\nfor _ in sys.stdin: print({lines!r}, flush=True)")
+    pool = workers.Pool()
+    monkeypatch.setattr(workers, "POOL", pool)
+    pool.prepare(2)
+    pool.prepare(2)
+    ready = {worker.process.pid for worker in pool.idle}
+    run = WorkerRun(tmp_path)
+    assert len(ready) == 2 and run.run(silent) == (None, 0)
+    assert run.worker is not None and run.worker.process.pid in ready
+    for worker in pool.idle:
+        worker.process.kill()
+        worker.process.wait()
+    another = WorkerRun(tmp_path)
+    assert another.run(silent) == (None, 0)
+    assert another.worker is not None and another.worker.process.pid not in ready
+    assert pool.take({"PATH": "elsewhere"}) is None and not pool.idle
+
+
+def test_the_next_run_begins_before_a_result_is_used(asked: list[RunRequest], tmp_path: Path) -> None:
+    events: list[Event] = []
+    next(AT_ONCE.run(asked, tmp_path, events.append))
+    assert [(type(one), one.key) for one in events if isinstance(one, Start | End)] == [
+        (Start, asked[0].key), (End, asked[0].key), (Start, asked[1].key),
+    ]  # fmt: skip
 
 
 def test_trial_does_not_answer_a_full_request(asked: list[RunRequest], tmp_path: Path) -> None:

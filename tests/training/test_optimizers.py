@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,30 @@ def test_torchs_own_over_groups_by_declared_decay(config: OptimizerConfig, their
             before.grad = gradients(begun, step)[i]
             optimizer.step()
         torch.testing.assert_close(now, before, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_a_run_imports_no_compiler() -> None:
+    """The import takes a second, and 60 MB. A new process, because other tests compile."""
+    code = f"""
+import sys
+import torch
+from glassformer.generation import generate
+from glassformer.naming import preset
+from glassformer.training.overrides import with_recipe
+from glassformer.training import Recipe
+for kind in {KINDS}:
+    built = preset("{TINY}+vocab_size=11").build(seed=0)
+    recipe = with_recipe(Recipe(tokens=100), {{"optimizer": kind}})
+    optimizer = recipe.optimizer.create(built, 1e-2, 0.1)
+    tokens = torch.arange(8)[None]
+    built.loss(tokens, tokens).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+    generate(built.eval(), tokens, 4)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "lion"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -218,6 +219,13 @@ class ExecutorOptions:
     executor: str = "here"
     """Place of the runs: here (this machine), or slurm (a job for each run), with options of sbatch if needed, for
     example slurm:partition=NAME,time=MINUTES,gpus=1."""
+
+    def prepare(self) -> None:
+        """Starts the processes that will train runs on this machine, so that they import torch while this one does."""
+        if self.executor == "here" and self.slots is None and 1 <= self.workers <= (os.cpu_count() or 1):
+            from glassformer.runs.workers import POOL
+
+            POOL.prepare(self.workers)
 
     def made(self, device: str = "auto") -> Any:
         """Returns the executor that trains the runs. Raises RequestError for options that contradict."""

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from .markup import Markup, clean, join, number, tag
@@ -44,8 +45,15 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        share = (self._unit(value) - self._unit(self.low)) / (self._unit(self.high) - self._unit(self.low))
+        low, length = self._ends
+        share = (self._unit(value) - low) / length
         return min(max(self.start + share * (self.end - self.start), -_FAR), _FAR)
+
+    @cached_property
+    def _ends(self) -> tuple[float, float]:
+        """Lower end, and length, of the scale in the unit of `_unit`."""
+        low = self._unit(self.low)
+        return low, self._unit(self.high) - low
 
     def _unit(self, value: float) -> float:
         """Returns the number that is linear in pixels: the value's logarithm on a log scale, otherwise half the value,

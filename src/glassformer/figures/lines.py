@@ -127,14 +127,13 @@ def _end(frame: Frame, one: Series) -> Point | None:
     line = next((line for line in (one.points, *one.thin, one.markers) if line), None)
     if line is None:
         return None
-    pixels = [frame.at(p) for p in line]
-    last = len(pixels) - 1
-    while last > 0 and not frame.top <= pixels[last][1] <= frame.bottom:
+    last = len(line) - 1
+    while last > 0 and not frame.top <= frame.y(line[last][1]) <= frame.bottom:
         last -= 1
-    (x, y), edge = pixels[last], frame.top if pixels[-1][1] < frame.top else frame.bottom
-    if last == len(pixels) - 1 or not frame.top <= y <= frame.bottom:
+    (x, y), edge = frame.at(line[last]), frame.top if frame.y(line[-1][1]) < frame.top else frame.bottom
+    if last == len(line) - 1 or not frame.top <= y <= frame.bottom:
         return x, min(max(y, frame.top), frame.bottom)
-    nx, ny = pixels[last + 1]
+    nx, ny = frame.at(line[last + 1])
     return x + (nx - x) * (edge - y) / (ny - y), edge
 
 

@@ -16,6 +16,8 @@ _LIMIT = 1e300
 def finite(value: object) -> float | None:
     """Returns the value as a finite float; None for any other value (also for True, strings, and numbers beyond
     1e300)."""
+    if type(value) is float:  # nearly all values of a page
+        return value if -_LIMIT <= value <= _LIMIT else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -268,8 +268,8 @@ def _product(program: Program, weight: Tensor, bias: Tensor | None, x: Symbol) -
 
 def _packed(program: Program, linear: Any, x: Symbol) -> Symbol:
     """Writes a product with an 8- or 4-bit matrix. x is rounded first, once for consecutive products of it."""
-    if not linear.own:
-        raise NoInstructions("a matrix that torch has packed")
+    if not linear.own or not few_rows.kernel():
+        raise NoInstructions("a matrix that torch has packed or multiplies")
     halves, inner = int(linear.bits == 4), x.width + linear.missing
     rounded = (x.buffer, x.column, x.width, halves)
     if program.rounded != rounded:
@@ -483,8 +483,8 @@ def written(model: Model) -> tuple[Program, Symbol | None, Symbol]:
 @cache
 def _library() -> Any:
     """Returns the C++ library, built first if needed; None without a kernel for this processor or a compiler."""
-    name = few_rows.kernel()
-    if not name:
+    name = native.kernel()
+    if name == native.NONE:
         return None
     library = native.if_possible(SOURCE, name, "steps run one operation at a time")
     if library is None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from glassformer.config import ModelConfig
+from glassformer.config import ModelConfig, allocate
 from glassformer.errors import RequestError, check_whole
 from glassformer.introspection import eager
 from glassformer.lens import style
@@ -150,7 +150,8 @@ def drawn_from(config: ModelConfig) -> Model:
                 f"{position} has {values:,} values, too many to draw without weights; load the model",
                 code="range", field="position", value=values,
             )  # fmt: skip
-        fill(position.to_empty(device="cpu"), config.begin(seed=0), "embedding.position")
+        allocate(position, "cpu")
+        fill(position, config.begin(seed=0), "embedding.position")
     return model
 
 

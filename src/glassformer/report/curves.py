@@ -87,7 +87,8 @@ def _window(curves: Sequence[Points], a: float, b: float, last: bool) -> tuple[f
     """Returns the point (mean x, mean over seeds) of the window [a, b), or [a, b] if `last`; None without any points.
 
     A seed without points in the window counts with its interpolated value, if it has one."""
-    inside = [[p for p in curve if a <= p[0] < b or (last and p[0] == b)] for curve in curves]
+    end = (b, math.inf if last else -math.inf)
+    inside = [curve[bisect_left(curve, (a, -math.inf)) : bisect_left(curve, end)] for curve in curves]
     xs = [p[0] for seed in inside for p in seed]
     if not xs:
         return None

@@ -14,9 +14,12 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
+
+import torch
 
 from glassformer import machine
 from glassformer.config import ModelConfig
@@ -32,6 +35,7 @@ from glassformer.runs.files import write_result
 from glassformer.runs.measure import describe, measured
 from glassformer.runs.request import REQUEST, RUN
 from glassformer.runs.results import COMPANY, MachineRecord, RunResult
+from glassformer.runs.workers import BEGUN, COMPLAINTS, ENDED
 from glassformer.text import Tokens
 from glassformer.training import Callback, Interrupted, Pretrained, Recipe, Report, Reporter, train
 from glassformer.training.checkpoint import latest, read_state
@@ -41,13 +45,10 @@ from glassformer.training.state import Training
 
 BETWEEN_STEPS = 0.25
 """Minimum seconds between two events `step`."""
-COMPLAINTS = "stderr.txt"
 SECONDS_IDLE = 60
 """Seconds that the process waits for another run before it ends."""
 STOPPED = 75
 """Exit status of a run that was asked to stop; it is saved, and resumes when it is requested again."""
-BEGUN, ENDED = "begun", "ended"
-"""Lines that the process prints before the first event of a run, and after the last one if it can train another run."""
 
 
 def main() -> int:
@@ -74,15 +75,21 @@ def main() -> int:
 
 
 def settle() -> None:
-    """Loads the modules that the first training step of a process would load, so that the memory of the first run is
+    """Takes the memory that the first training step of a process would take, so that the memory of the first run is
     measured like that of later ones."""
-    import torch._dynamo  # optimizers import it at their first step
-
     x = torch.ones(64, 64, requires_grad=True)
     for dtype in (torch.float32, torch.bfloat16):
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             (x @ x).sum().backward()
     machine.forget_peak()
+
+
+def load_compiler(config: ModelConfig, recipe: Recipe, outside: bool) -> None:
+    """Imports torch's compiler, which takes a second, if training imports it: compiled regions do, operators, which
+    mixers without dot products are, and perhaps parts from `outside` the package."""
+    mixers: list[Any] = [layer.mixer for layer in config.outline().layers]
+    if recipe.compile or outside or any(mixer.dot_product is None for mixer in mixers):
+        import_module("torch._dynamo")
 
 
 def _listen(asked: SimpleQueue[bytes]) -> None:
@@ -132,6 +139,7 @@ def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Seque
     check_sources(request.get("sources", {}), "the start of the experiment")
     config, recipe = ModelConfig.from_dict(request["config"]), Recipe.of(**request["recipe"])
     text = Tokens.open(**request["text"])
+    load_compiler(config, recipe, bool(request.get("imports")))
     before = machine.peak_memory("cpu" if recipe.device == "auto" else recipe.device)
     who = {"name": request["name"], "seed": recipe.seed}
     said, trained = 0.0, False

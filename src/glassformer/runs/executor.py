@@ -97,13 +97,17 @@ class Local:
         waiting = deque(requests)
         at_work: dict[Key, WorkerRun] = {}
         news: SimpleQueue[_News] = SimpleQueue()
+
+        def begin() -> None:
+            while waiting and len(at_work) < self.workers:
+                request = waiting.popleft()
+                notify(Start(name=request.name, seed=request.seed))
+                place = laid(request, folder, self.shared and len(requests) > 1)
+                at_work[request.key] = self._begin(request, place, news)
+
         try:
-            while waiting or at_work:
-                while waiting and len(at_work) < self.workers:
-                    request = waiting.popleft()
-                    notify(Start(name=request.name, seed=request.seed))
-                    place = laid(request, folder, self.shared and len(requests) > 1)
-                    at_work[request.key] = self._begin(request, place, news)
+            begin()
+            while at_work:
                 told = news.get()
                 if not isinstance(told, _Ended):
                     notify(told)
@@ -111,6 +115,7 @@ class Local:
                 del at_work[told.request.key]
                 result = self._result(told, folder)
                 notify(End(name=result.name, seed=result.seed, result=result))
+                begin()  # before the caller works with the result
                 yield result
         except KeyboardInterrupt:
             if not at_work:

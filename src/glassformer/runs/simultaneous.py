@@ -100,10 +100,9 @@ def _legendre_nodes(number: int) -> tuple[np.ndarray, np.ndarray]:
 @lru_cache
 def _chi_nodes(df: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns nodes and weights with Σ w g(s) = ∫ f(s) g(s) ds for the density f of sqrt(chi²(df) / df)."""
-    from scipy.special import gammaln
-    from scipy.stats import chi2
+    from scipy.special import chdtri, gammaincinv, gammaln
 
-    low, high = np.sqrt([chi2.ppf(TAIL, df) / df, chi2.isf(TAIL, df) / df])
+    low, high = np.sqrt([2 * gammaincinv(df / 2, TAIL) / df, chdtri(df, TAIL) / df])
     x, weights = _legendre_nodes(CHI_NODES)
     s = low + (high - low) * (x + 1) / 2
     log_density = math.log(2) + df / 2 * math.log(df / 2) - gammaln(df / 2) + (df - 1) * np.log(s) - df * s**2 / 2

@@ -26,13 +26,13 @@ from typing import IO, Any, Protocol
 from glassformer import machine
 from glassformer.errors import RequestError
 from glassformer.files import OwnerWatch, replace_text
-from glassformer.runs.arm import COMPLAINTS, STOPPED
+from glassformer.runs.arm import STOPPED
 from glassformer.runs.events import End, Error, Event, Notify, StageEvent, Start, Step, decode, encode, silent
 from glassformer.runs.executor import Executor, Local, Slots, ending, failed, finished, laid
 from glassformer.runs.files import RESULT
 from glassformer.runs.request import REQUEST, RunRequest, read_request
 from glassformer.runs.results import RunResult
-from glassformer.runs.workers import LONGEST, WorkerRun, last_line
+from glassformer.runs.workers import COMPLAINTS, LONGEST, WorkerRun, last_line
 
 JOBS, LOGS = "jobs.json", "jobs"
 EVENTS, OUTCOME = "events.jsonl", "outcome.json"

@@ -1,7 +1,8 @@
 """Processes that train one run after another, so that work before a process's first step is done once for many runs.
 
-A worker starts with the run that it is started for and waits a while for others. It is replaced after a run that failed
-or was stopped, so that no state of such a run reaches another one.
+A worker starts with the run that it is started for, or before the first run (`Pool.prepare`), and waits a while for
+others. It is replaced after a run that failed or was stopped, so that no state of such a run reaches another one. This
+module imports no torch, so that a verb can start workers before it imports torch itself.
 """
 
 from __future__ import annotations
@@ -16,30 +17,39 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from glassformer.runs.arm import BEGUN, COMPLAINTS, ENDED
-from glassformer.runs.events import Error, Notify, decode
+if TYPE_CHECKING:
+    from glassformer.runs.events import Notify
 
 START = """
-import sys
+import gc, sys
 if (root := sys.argv.pop(1)) not in sys.path:
     sys.path.insert(0, root)
+gc.disable()  # what is imported stays
 from glassformer.runs.arm import main
+gc.freeze()
+gc.enable()
 sys.exit(main())
 """
 """Code of a worker: a run is trained by the code of its parent, from any place of import."""
+COMPLAINTS = "stderr.txt"
+"""File in the folder of a run to which its worker's standard error goes."""
+BEGUN, ENDED = "begun", "ended"
+"""Lines that a worker prints before the first event of a run, and after the last one if it can train another run."""
 LONGEST = 500
 """Maximum characters of the last line of a traceback in an error."""
 
 
 class Worker:
-    """Process that trains one run after another; its standard error at first goes to the folder `place`."""
+    """Process that trains one run after another; its standard error goes to the folder of the present run."""
 
-    def __init__(self, place: Path, environment: Mapping[str, str]):
+    def __init__(self, environment: Mapping[str, str], place: Path | None = None):
+        """Starts the process, for the run in the folder `place`, or for one that comes later."""
         # -P: the current folder may hold a user's file with a module's name, such as random.py
         command = [sys.executable, "-P", "-c", START, str(Path(__file__).parents[2])]
         self.made_of = START, os.getcwd(), dict(environment)
-        with (place / COMPLAINTS).open("wb") as stderr:  # of this run; later runs have separate ones
+        with (Path(os.devnull) if place is None else place / COMPLAINTS).open("wb") as stderr:
             self.process = subprocess.Popen(
                 command,
                 env=dict(environment),
@@ -55,6 +65,8 @@ class Worker:
     def train(self, place: Path, notify: Notify) -> tuple[bool, str | None, int]:
         """Trains the run of a folder in the process, and sends its events to `notify`; returns (True if the run
         started, its last error or None, its exit status)."""
+        from glassformer.runs.events import Error, decode  # imports torch
+
         assert self.process.stdin is not None and self.process.stdout is not None
         with suppress(OSError):  # it has ended, as detected below
             self.process.stdin.write(json.dumps(str(place)) + "\n")
@@ -99,6 +111,11 @@ class Pool:
         self.lock = threading.Lock()
         atexit.register(self.close)
 
+    def prepare(self, workers: int) -> None:
+        """Starts idle workers until there are `workers` of them, so that they import while the caller does."""
+        with self.lock:
+            self.idle += [Worker(dict(os.environ)) for _ in range(workers - len(self.idle))]
+
     def take(self, environment: Mapping[str, str]) -> Worker | None:
         """Returns an idle worker of this environment, or None; workers of other environments are ended."""
         with self.lock:
@@ -139,7 +156,7 @@ class WorkerRun:
         environment = {**os.environ, **self.environment}
         while not self.stopped:
             idle = POOL.take(environment)
-            self.worker = worker = idle or Worker(self.place, environment)
+            self.worker = worker = idle or Worker(environment, self.place)
             if self.stopped:  # before there was a worker to stop
                 self.stop()
             begun, error, status = worker.train(self.place, notify)

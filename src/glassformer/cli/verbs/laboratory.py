@@ -82,6 +82,7 @@ def ablate(
     allow_unmatched
         Allow models of different size.
     """
+    trains.prepare()
     from glassformer.cli.show import call_and_show
     from glassformer.laboratory import ladder
 
@@ -160,6 +161,8 @@ def scale(
         Output folder of the runs; by default scaling. For a table, the HTML page to write.
     """
     (check_data if models else check_table)(data)
+    if models:
+        trains.prepare()
 
     from glassformer.cli.show import call_and_show
     from glassformer.laboratory import scaling

@@ -88,6 +88,7 @@ def compare(
         Numbers of seeds at which results are evaluated, for example 3,5,8; intervals are corrected for the repetition.
     """
     check_context(run.context, data)
+    trains.prepare()
     from glassformer import comparison
     from glassformer.cli.show import show
     from glassformer.runs.live import ComparisonView

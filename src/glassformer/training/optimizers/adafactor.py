@@ -8,7 +8,11 @@ from pydantic import Field
 
 from glassformer.model import Model
 from glassformer.parts.mup import parameter_groups
-from glassformer.training.optimizers.base import Groups, OptimizerConfig
+from glassformer.training.optimizers.base import Eager, Groups, OptimizerConfig
+
+
+class Adafactor(Eager, torch.optim.Adafactor):
+    """Adafactor of torch, never compiled."""
 
 
 class AdafactorConfig(OptimizerConfig, kind="adafactor"):
@@ -51,4 +55,4 @@ class AdafactorConfig(OptimizerConfig, kind="adafactor"):
         return {name: at_once[id(weight)] for name, weight in model.named_parameters()}
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
-        return torch.optim.Adafactor(groups, beta2_decay=self.beta2_decay, eps=(None, self.eps), d=self.clip)
+        return Adafactor(groups, beta2_decay=self.beta2_decay, eps=(None, self.eps), d=self.clip)

@@ -4,7 +4,11 @@ import torch
 from pydantic import Field
 
 from glassformer.model import Model
-from glassformer.training.optimizers.base import Beta, Groups, OptimizerConfig
+from glassformer.training.optimizers.base import Beta, Eager, Groups, OptimizerConfig
+
+
+class AdamW(Eager, torch.optim.AdamW):
+    """AdamW of torch, never compiled."""
 
 
 class AdamWConfig(OptimizerConfig, kind="adamw"):
@@ -22,4 +26,4 @@ class AdamWConfig(OptimizerConfig, kind="adamw"):
         return {name: 2 * weight.numel() for name, weight in model.named_parameters()}
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(groups, betas=self.betas, eps=self.eps, fused=True)
+        return AdamW(groups, betas=self.betas, eps=self.eps, fused=True)

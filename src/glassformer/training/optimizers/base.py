@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Annotated, Any, ClassVar
 
+import torch
 from pydantic import Field
 from torch.optim import Optimizer
 
@@ -17,6 +19,19 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 """Decay rate of a moving average."""
 Groups = list[dict[str, Any]]
 """`param_groups` of torch.optim: `params`, `lr`, `weight_decay`, and `scale`, the group's multiple of the rate."""
+
+
+class Eager(Optimizer):
+    """Optimizer that is never compiled. Those of torch guard their methods against its compiler, and the first call of
+    a guard imports the compiler, which takes a second."""
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    state_dict = unwrap(Optimizer.state_dict)
+    load_state_dict = unwrap(Optimizer.load_state_dict)
+    zero_grad = unwrap(Optimizer.zero_grad)
+
+    def __init_subclass__(cls) -> None:
+        cls.step = torch.no_grad()(unwrap(cls.step))  # type: ignore[method-assign]
 
 
 class OptimizerConfig(PartConfig, axis="optimizer"):

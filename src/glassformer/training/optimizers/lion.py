@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 import torch
 
 from glassformer.model import Model
-from glassformer.training.optimizers.base import Beta, Groups, OptimizerConfig
+from glassformer.training.optimizers.base import Beta, Eager, Groups, OptimizerConfig
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(Eager):
     """Lion optimizer: w -= lr (sign(b1 m + (1 - b1) g) + decay w);  m = b2 m + (1 - b2) g.
 
     Chen et al. 2023, 2302.06675, algorithm 2."""

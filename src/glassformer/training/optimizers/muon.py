@@ -11,7 +11,8 @@ from glassformer.machine.device import bf16_gain
 from glassformer.model import Model
 from glassformer.parts.mup import GROWING
 from glassformer.parts.precision import onednn_in_bf16
-from glassformer.training.optimizers.base import Beta, Groups, OptimizerConfig
+from glassformer.training.optimizers.adamw import AdamW
+from glassformer.training.optimizers.base import Beta, Eager, Groups, OptimizerConfig
 
 
 class MuonConfig(OptimizerConfig, kind="muon"):
@@ -67,7 +68,7 @@ class MuonConfig(OptimizerConfig, kind="muon"):
             for wanted in (True, False)
         )
         muon = Muon(own, maps, momentum=self.momentum, nesterov=self.nesterov, steps=self.steps)
-        return Joined(muon, torch.optim.AdamW(others, betas=self.betas, eps=self.eps, fused=True))
+        return Joined(muon, AdamW(others, betas=self.betas, eps=self.eps, fused=True))
 
 
 Maps = Mapping[nn.Parameter, tuple[int, ...]]
@@ -123,7 +124,7 @@ def orthogonalized(x: Tensor, steps: int) -> Tensor:
     return x.mT if tall else x
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Eager):
     """Muon optimizer (orthogonalised momentum), which updates all matrices of one shape at once."""
 
     def __init__(self, params: Any, maps: Maps, momentum: float = 0.95, nesterov: bool = True, steps: int = 5):
@@ -159,7 +160,7 @@ class Muon(torch.optim.Optimizer):
         return weight.grad[rows].lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
 
 
-class Joined(torch.optim.Optimizer):
+class Joined(Eager):
     """Several optimizers over separate parameters as one; all share its parameter groups and state."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer):

@@ -7,7 +7,11 @@ from pydantic import Field, model_validator
 
 from glassformer.model import Model
 from glassformer.parts.mup import parameter_groups
-from glassformer.training.optimizers.base import Groups, OptimizerConfig
+from glassformer.training.optimizers.base import Eager, Groups, OptimizerConfig
+
+
+class SGD(Eager, torch.optim.SGD):
+    """SGD of torch, never compiled."""
 
 
 class SGDConfig(OptimizerConfig, kind="sgd"):
@@ -55,4 +59,4 @@ class SGDConfig(OptimizerConfig, kind="sgd"):
         return device == "cuda"
 
     def over_groups(self, groups: Groups, model: Model) -> torch.optim.Optimizer:
-        return torch.optim.SGD(groups, momentum=self.momentum, nesterov=self.nesterov)
+        return SGD(groups, momentum=self.momentum, nesterov=self.nesterov)
