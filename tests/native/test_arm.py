@@ -18,9 +18,9 @@ from .test_few_rows import AS_AVX2, SOURCE, check_against_the_twin, runs_avx2
 CROSS = "aarch64-linux-gnu-g++"
 KERNELS = [name for name, one in native.KERNELS.items() if "asimddp" in one.needs]
 KERNEL_FILES = sorted(few_rows.SOURCE.parent.glob("*.cpp"))
-TWINS = [SOURCE, *(SOURCE.with_name(f"{name}.cpp") for name in ("many_rows", "fused_loops", "fused_products", "grouped"))]
 IN_FP32 = {"many_rows", "fused_loops", "fused_products", "grouped"}
 """Files without dot products of whole numbers."""
+TWINS = [SOURCE, *(SOURCE.with_name(f"{name}.cpp") for name in sorted(IN_FP32))]
 STEP = SOURCE.with_name("native_step.cpp")
 LIBM = {"gelu"}
 """Instructions that call the C library, whose last bits may differ."""
