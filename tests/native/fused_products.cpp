@@ -37,14 +37,19 @@ void plain(
         for (int64_t i = 0; i < *m; ++i) {
             double total = 0;
             for (int64_t l = 0; l < *k; ++l)
-                total += double(*turn_a == 'T' ? a[i * *lda + l] : a[l * *lda + i]) * (*turn_b == 'T' ? b[l * *ldb + j] : b[j * *ldb + l]);
+                total += double(*turn_a == 'T' ? a[i * *lda + l] : a[l * *lda + i]) *
+                         (*turn_b == 'T' ? b[l * *ldb + j] : b[j * *ldb + l]);
             float& to = c[j * *ldc + i];
             to = *alpha * total + (*beta ? *beta * to : 0.0);
         }
 }
 
+int alone(int) { return 1; }
+
 // (m, n) = a (m, k) @ b, with strides of both.
-Exact times(const double* a, int64_t a_row, int64_t a_k, const double* b, int64_t b_k, int64_t b_n, int64_t m, int64_t n, int64_t k) {
+Exact times(
+    const double* a, int64_t a_row, int64_t a_k, const double* b, int64_t b_k, int64_t b_n, int64_t m, int64_t n, int64_t k
+) {
     Exact c(m * n);
     for (int64_t i = 0; i < m; ++i)
         for (int64_t j = 0; j < n; ++j)
@@ -63,7 +68,7 @@ void sums_of(const Exact& x, int64_t rows, int64_t n, Exact& to) {
 void feeding() {
     const int64_t rows = some(70), d = some(30), f = some(40), gates = some(2), block = some(20), threads = some(3);
     const bool bias = draw() % 2, normed = draw() % 2;
-    const Call call{plain, rows, d, f, block, gates, threads};
+    const Call call{plain, alone, rows, d, f, block, gates, threads};
     Numbers x = drawn(rows * d), grad = drawn(rows * d), scale = drawn(d), made_norm(rows * d), rates(rows), y(rows * d),
             hidden(rows * f), dx(rows * d), dn((rows + block - 1) / block * d);
     std::vector<Numbers> weights, biases, opened(gates, Numbers(rows * f)), rooms(gates, Numbers(threads * block * f)), dw, db;
@@ -76,7 +81,8 @@ void feeding() {
     for (int64_t i = 0; i <= gates; ++i) {
         at_weights.push_back(weights[i].data()), at_biases.push_back(bias ? biases[i].data() : nullptr);
         at_dw.push_back(dw[i].data()), at_db.push_back(bias ? db[i].data() : nullptr);
-        if (i < gates) at_opened.push_back(opened[i].data()), to_opened.push_back(opened[i].data()), at_rooms.push_back(rooms[i].data());
+        if (i == gates) break;
+        at_opened.push_back(opened[i].data()), to_opened.push_back(opened[i].data()), at_rooms.push_back(rooms[i].data());
     }
     const Norm norm{normed ? scale.data() : nullptr, made_norm.data(), rates.data(), 1e-3f};
     feed(&call, &norm, x.data(), at_weights.data(), at_biases.data(), to_opened.data(), hidden.data(), y.data());
@@ -137,10 +143,11 @@ void feeding() {
 }
 
 void projecting() {
-    const int64_t b = some(3), s = some(20), g = some(2), n = g * some(2), h = 2 * some(9), v = some(9), r = 2 * some(h / 2), d = some(20);
+    const int64_t b = some(3), s = some(20), g = some(2), n = g * some(2), d = some(20);
+    const int64_t h = 2 * some(9), v = some(9), r = 2 * some(h / 2);
     const int64_t rows = b * s, block = some(15), threads = some(3), front = (n + g) * h, o = front + g * v;
     const bool bias = draw() % 2, near = draw() % 2, each = b > 1 && draw() % 2;
-    const Call call{plain, rows, d, o, block, 0, threads};
+    const Call call{plain, alone, rows, d, o, block, 0, threads};
     const Numbers x = drawn(rows * d), weight = drawn(o * d), offset = drawn(o), angle = drawn((each ? b : 1) * s * r / 2);
     Numbers cosine(2 * angle.size()), sine(2 * angle.size());
     const auto pair = [=](int64_t i, int64_t one) { return near ? 2 * i + one : i + one * r / 2; };
@@ -157,7 +164,6 @@ void projecting() {
     const Exact in = wide(x), exact = wide(weight);
     Exact y = times(in.data(), d, 1, exact.data(), 1, d, rows, o, d), mq(q.size()), mk(k.size()), grad(rows * o);
     for (int64_t j = 0; bias && j < rows * o; ++j) y[j] += offset[j % o];
-    // `of` has one gradient for each result, whose place it also tells
     Numbers dq = drawn(q.size()), dk = drawn(k.size()), dv = drawn(w.size());
     for (int64_t row = 0; row < rows; ++row)
         for (int64_t head = 0; head < n + g; ++head) {
@@ -170,14 +176,16 @@ void projecting() {
                 const int64_t a = pair(i, 0), c = pair(i, 1);
                 const double theta = angle[(each ? text * s + t : t) * (r / 2) + i], co = std::cos(theta), si = std::sin(theta);
                 meant[to + a] = y[from + a] * co - y[from + c] * si, meant[to + c] = y[from + c] * co + y[from + a] * si;
-                grad[from + a] = given[to + a] * co + given[to + c] * si, grad[from + c] = given[to + c] * co - given[to + a] * si;
+                grad[from + a] = given[to + a] * co + given[to + c] * si;
+                grad[from + c] = given[to + c] * co - given[to + a] * si;
             }
         }
     for (int64_t row = 0; row < rows; ++row)
         for (int64_t i = 0; i < g * v; ++i) grad[row * o + front + i] = dv[row * g * v + i];
     look(q, mq), look(k, mk), look(made, y);
     const View by_q{dq.data(), n * s * h, h, s * h}, by_k{dk.data(), g * s * h, h, s * h}, by_w{dv.data(), s * g * v, g * v, v};
-    project_back(&call, &heads, &by_q, &by_k, &by_w, x.data(), weight.data(), room.data(), dx.data(), dw.data(), bias ? db.data() : nullptr);
+    project_back(&call, &heads, &by_q, &by_k, &by_w, x.data(), weight.data(), room.data(), dx.data(), dw.data(),
+                 bias ? db.data() : nullptr);
     look(dx, times(grad.data(), o, 1, exact.data(), d, 1, rows, d, o));
     look(dw, times(grad.data(), 1, o, in.data(), d, 1, o, d, rows));
     Exact sums;

@@ -1,6 +1,6 @@
-// Feed-forward networks of a training step in fp32: products with the loop between them, by blocks of rows that stay in the
-// cache. `fused_products.py` has the definitions. Products are those of the BLAS that torch brings, called in its way: by
-// columns, so that a matrix by rows is its transpose.
+// Products of a training step in fp32 with the loops before and after them, by blocks of rows that stay in the cache.
+// `fused_products.py` has the definitions. Products are those of the BLAS that torch brings, called in its way: by columns, so
+// that a matrix by rows is its transpose.
 
 #define WITH_PRODUCTS
 #include "fused_loops.cpp"
@@ -21,7 +21,19 @@ inline void add_rows(const float* x, int64_t row, int64_t m, float* sums, int64_
 
 struct Call {
     Gemm gemm;
+    int (*limit)(int);  // sets the threads of a product in this thread, and gives the number before
     int64_t rows, d, f, block, gates, threads;  // rows of x and of a block, widths, matrices before the loop
+
+    // f() in every thread of a team, each of whose products takes one thread.
+    template <typename F>
+    void together(F f) const {
+#pragma omp parallel num_threads(threads)
+        {
+            const int before = limit(1);
+            f();
+            limit(before);
+        }
+    }
 
     // f(first row, rows) for each block of the rows 0 .. all-1; for a thread of a team.
     template <typename F>
@@ -98,14 +110,13 @@ using fused_products::View;
 // weights, biases: of the matrices before the loop (f, d), (f), then of that after it (d, f), (d). opened: results of the former
 // (rows, f); hidden: that of the loop (rows, f).
 void feed(
-    const Call* call, const Norm* norm, const float* x, const float* const* weights, const float* const* biases, float* const* opened,
-    float* hidden, float* y
+    const Call* call, const Norm* norm, const float* x, const float* const* weights, const float* const* biases,
+    float* const* opened, float* hidden, float* y
 ) {
     const Call& c = *call;
     const Norm before = *norm;
     const int64_t d = c.d, f = c.f, gates = c.gates;
-#pragma omp parallel num_threads(c.threads)
-    c.blocks(c.rows, [=](int64_t first, int64_t m) {
+    c.together([=] { c.blocks(c.rows, [=](int64_t first, int64_t m) {
         const float* read = before.weight ? before.normed : x;
         for (int64_t r = first; before.weight && r < first + m; ++r)
             before.rates[r] = fused_loops::norm(x + r * d, before.weight, before.normed + r * d, d, before.eps);
@@ -118,53 +129,55 @@ void feed(
             fused_products::each<fused_loops::gelu>(m * f, {one}, {made});
         c.linear(made, weights[gates], biases[gates], y + first * d, m, d, f);
         for (int64_t i = first * d; before.weight && i < (first + m) * d; ++i) y[i] += x[i];
-    });
+    }); });
 }
 
 // rooms: for the gradients of what `feed` opened, each (threads * block, f). grad_x and the gradients of weights and biases are
 // null where they are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight from each block.
 void feed_back(
-    const Call* call, const Norm* norm, float* grad_norms, const float* grad, const float* x, const float* const* weights, const float* const* opened,
-    const float* hidden, float* const* rooms, float* grad_x, float* const* grad_weights, float* const* grad_biases
+    const Call* call, const Norm* norm, float* grad_norms, const float* grad, const float* x, const float* const* weights,
+    const float* const* opened, const float* hidden, float* const* rooms, float* grad_x, float* const* grad_weights,
+    float* const* grad_biases
 ) {
     const Call& c = *call;
     const int64_t d = c.d, f = c.f, gates = c.gates, step = c.threads * c.block;
     const Norm before = *norm;
     const float* read = before.weight ? before.normed : x;
-#pragma omp parallel num_threads(c.threads)
-    for (int64_t begin = 0; begin < c.rows; begin += step) {
-        const int64_t all = std::min(step, c.rows - begin);
-        const bool add = begin > 0;
-        c.blocks(all, [=](int64_t from, int64_t m) {
-            const int64_t first = begin + from;
-            float* one = rooms[0] + from * f;
-            const float* open = opened[0] + first * f;
-            c.product(grad + first * d, false, d, weights[gates], false, f, one, f, m, f, d, false);
-            if (gates == 2)
-                fused_products::each<fused_loops::gate_back>(
-                    m * f, {one, open, opened[1] + first * f}, {one, rooms[1] + from * f});
-            else
-                fused_products::each<fused_loops::gelu_back>(m * f, {one, open}, {one});
-            for (int64_t i = 0; grad_x && i < gates; ++i)
-                c.product(rooms[i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
-            if (!before.weight) return;
-            float* sums = grad_norms + first / c.block * d;
-            std::fill(sums, sums + d, 0.0f);
-            for (int64_t r = first; r < first + m; ++r) {
-                float* to = grad_x + r * d;
-                fused_loops::norm_back(to, x + r * d, before.weight, before.rates[r], to, sums, d);
-                for (int64_t i = 0; i < d; ++i) to[i] += grad[r * d + i];
-            }
-        });
-        c.columns(f, [=](int64_t j, int64_t n) {
-            for (int64_t i = 0; i < gates; ++i)
-                c.gather(rooms[i] + j, f, read + begin * d, grad_weights[i], grad_biases[i], j, n, d, all, add);
-            if (float* w = grad_weights[gates])
-                c.product(grad + begin * d, true, d, hidden + begin * f + j, false, f, w + j, f, d, n, all, add);
-        });
-        if (float* b = grad_biases[gates])
-            c.columns(d, [=](int64_t j, int64_t n) { fused_products::add_rows(grad + begin * d + j, d, all, b + j, n, add); });
-    }
+    c.together([=] {
+        for (int64_t begin = 0; begin < c.rows; begin += step) {
+            const int64_t all = std::min(step, c.rows - begin);
+            const bool add = begin > 0;
+            c.blocks(all, [=](int64_t from, int64_t m) {
+                const int64_t first = begin + from;
+                float* one = rooms[0] + from * f;
+                const float* open = opened[0] + first * f;
+                c.product(grad + first * d, false, d, weights[gates], false, f, one, f, m, f, d, false);
+                if (gates == 2)
+                    fused_products::each<fused_loops::gate_back>(
+                        m * f, {one, open, opened[1] + first * f}, {one, rooms[1] + from * f});
+                else
+                    fused_products::each<fused_loops::gelu_back>(m * f, {one, open}, {one});
+                for (int64_t i = 0; grad_x && i < gates; ++i)
+                    c.product(rooms[i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
+                if (!before.weight) return;
+                float* sums = grad_norms + first / c.block * d;
+                std::fill(sums, sums + d, 0.0f);
+                for (int64_t r = first; r < first + m; ++r) {
+                    float* to = grad_x + r * d;
+                    fused_loops::norm_back(to, x + r * d, before.weight, before.rates[r], to, sums, d);
+                    for (int64_t i = 0; i < d; ++i) to[i] += grad[r * d + i];
+                }
+            });
+            c.columns(f, [=](int64_t j, int64_t n) {
+                for (int64_t i = 0; i < gates; ++i)
+                    c.gather(rooms[i] + j, f, read + begin * d, grad_weights[i], grad_biases[i], j, n, d, all, add);
+                if (float* w = grad_weights[gates])
+                    c.product(grad + begin * d, true, d, hidden + begin * f + j, false, f, w + j, f, d, n, all, add);
+            });
+            if (float* b = grad_biases[gates])
+                c.columns(d, [=](int64_t j, int64_t n) { fused_products::add_rows(grad + begin * d + j, d, all, b + j, n, add); });
+        }
+    });
 }
 
 // y (rows, o) = x W^T + b, and its q and k, by strides, turned.
@@ -175,15 +188,14 @@ void project(
     const Call& c = *call;
     const Heads& of = *heads;
     const int64_t d = c.d, o = c.f;
-#pragma omp parallel num_threads(c.threads)
-    c.blocks(c.rows, [=](int64_t first, int64_t m) {
+    c.together([=] { c.blocks(c.rows, [=](int64_t first, int64_t m) {
         c.linear(x + first * d, weight, bias, y + first * o, m, o, d);
         of.turn(first, m, [&](int64_t row, int64_t head, int64_t b, int64_t t, const float* cosine, const float* sine) {
             const View& to = head < of.n ? *q : *k;
             const int64_t one = head < of.n ? head : head - of.n;
             fused_loops::turn(y + row * o + head * of.h, cosine, sine, to.of(b, one) + t * to.token, of.r, of.h, of.near, 1);
         });
-    });
+    }); });
 }
 
 // From the gradients of q, k and v. room: (threads * block, o) for all o results.
@@ -194,25 +206,26 @@ void project_back(
     const Call& c = *call;
     const Heads& of = *heads;
     const int64_t d = c.d, o = c.f, step = c.threads * c.block;
-#pragma omp parallel num_threads(c.threads)
-    for (int64_t begin = 0; begin < c.rows; begin += step) {
-        const int64_t all = std::min(step, c.rows - begin);
-        c.blocks(all, [=](int64_t from, int64_t m) {
-            float *grad = room + from * o, *y = grad;
-            of.turn(begin + from, m, [&](int64_t, int64_t head, int64_t b, int64_t t, const float* cosine, const float* sine) {
-                const View& by = head < of.n ? *q : *k;
-                const int64_t one = head < of.n ? head : head - of.n;
-                fused_loops::turn(by.of(b, one) + t * by.token, cosine, sine, y, of.r, of.h, of.near, -1);
-                y += of.h;
-                if (head + 1 < of.n + of.g) return;
-                for (int64_t i = 0; i < of.g; ++i, y += of.v)
-                    std::memcpy(y, v->of(b, i) + t * v->token, of.v * sizeof(float));
+    c.together([=] {
+        for (int64_t begin = 0; begin < c.rows; begin += step) {
+            const int64_t all = std::min(step, c.rows - begin);
+            c.blocks(all, [=](int64_t from, int64_t m) {
+                float *grad = room + from * o, *y = grad;
+                of.turn(begin + from, m, [&](int64_t, int64_t head, int64_t b, int64_t t, const float* cosine, const float* sine) {
+                    const View& by = head < of.n ? *q : *k;
+                    const int64_t one = head < of.n ? head : head - of.n;
+                    fused_loops::turn(by.of(b, one) + t * by.token, cosine, sine, y, of.r, of.h, of.near, -1);
+                    y += of.h;
+                    if (head + 1 < of.n + of.g) return;
+                    for (int64_t i = 0; i < of.g; ++i, y += of.v)
+                        std::memcpy(y, v->of(b, i) + t * v->token, of.v * sizeof(float));
+                });
+                if (grad_x) c.product(grad, false, o, weight, false, d, grad_x + (begin + from) * d, d, m, d, o, false);
             });
-            if (grad_x) c.product(grad, false, o, weight, false, d, grad_x + (begin + from) * d, d, m, d, o, false);
-        });
-        c.columns(o, [=](int64_t j, int64_t n) {
-            c.gather(room + j, o, x + begin * d, grad_weight, grad_bias, j, n, d, all, begin > 0);
-        });
-    }
+            c.columns(o, [=](int64_t j, int64_t n) {
+                c.gather(room + j, o, x + begin * d, grad_weight, grad_bias, j, n, d, all, begin > 0);
+            });
+        }
+    });
 }
 }

@@ -1,14 +1,15 @@
-"""Feed-forward networks of a training step in fp32 on a CPU, with the loop between their products, as
-`fused_products.cpp` computes them.
+"""Products of a training step in fp32 on a CPU, with the loops before and after them, as `fused_products.cpp` computes
+them.
 
-    SwiGLU   y = (silu(x W_gate^T) * x W_up^T) W_down^T
-    GELU     y = gelu_tanh(x W_up^T + b) W_down^T + b
+    SwiGLU      y = (silu(x W_gate^T) * x W_up^T) W_down^T
+    GELU        y = gelu_tanh(x W_up^T + b) W_down^T + b
+    projection  q, k, v = x W^T + b, with the pairs of q and k rotated
 
-A product over all rows writes more than a cache holds, so the loop after it waits for memory. Here blocks of rows pass
-through all products and the loop between them while they are in the cache. The products are those of the BLAS inside
-of torch, and what is kept for the backward pass is what the separate operations keep. Each function returns None if
-torch should compute the call: wherever `fused_loops` does, with few rows, and while something watches or edits values
-inside the network.
+A network may also be y = x + network(norm(x)), with an RMS norm. Blocks of rows pass through all products and loops
+while they are in the cache, in one call: in a small model the calls of separate operations take as long as the work.
+The products are MKL's, inside of torch, and what is kept for the backward pass is what separate operations keep. Each
+function returns None if torch should compute the call: wherever `fused_loops` does, with few rows, and while something
+watches or edits values inside the part.
 """
 
 from __future__ import annotations
@@ -35,33 +36,35 @@ BLOCK = 256
 
 
 class _Call(ctypes.Structure):
-    """Address of the product, numbers of rows of x and of a block, widths, number of matrices before the
-    loop, and of threads."""
+    """Addresses of the product and of the limit of its threads, numbers of rows of x and of a block, widths, number of
+    matrices before the loop, and of threads."""
 
     _fields_ = (
-        ("gemm", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("gemm", "limit")),
         *((name, ctypes.c_int64) for name in ("rows", "d", "f", "block", "gates", "threads")),
     )
 
 
 @cache
-def _product() -> int | None:
-    """Returns the address of the fp32 product of the BLAS inside of torch; None if torch has another than MKL, which
-    may start further threads in each of ours."""
+def _product() -> tuple[int | None, ...]:
+    """Returns the addresses of the fp32 product of MKL inside of torch and of the limit of its threads; () if torch has
+    another BLAS, which may start further threads in each of ours."""
     folder = Path(torch.__file__).parent / "lib"
     found = next((path for path in folder.glob("libtorch_cpu.*") if path.suffix in (".so", ".dylib")), None)
     if found is None or not torch.backends.mkl.is_available():
-        return None
+        return ()
     try:
-        return ctypes.cast(ctypes.CDLL(str(found)).sgemm_, ctypes.c_void_p).value
+        library = ctypes.CDLL(str(found))
+        functions = library.sgemm_, library.MKL_Set_Num_Threads_Local
     except (OSError, AttributeError):
-        return None
+        return ()
+    return tuple(ctypes.cast(one, ctypes.c_void_p).value for one in functions)
 
 
 @cache
 def _library() -> Any:
     """Returns the compiled C++; None if the machine has no suitable product, instructions or compiler."""
-    if _product() is None or not fused_loops.serves():
+    if not _product() or not fused_loops.serves():
         return None
     found = native.if_possible(SOURCE, native.kernel(), "training in fp32 uses separate products and loops")
     if found is not None:
@@ -100,7 +103,7 @@ class _Feed(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        _, rows, d, f, block, gates, threads = ctx.call
+        _, _, rows, d, f, block, gates, threads = ctx.call
         x, scale, normed, rates, hidden, *kept = ctx.saved_tensors
         opened, weights, grad = kept[:gates], kept[gates:], grads[0].contiguous()
         rooms = [x.new_empty(threads * block, f) for _ in range(gates)]
@@ -158,7 +161,7 @@ class _Project(torch.autograd.Function):
         given = [one if one.stride(-1) == 1 else one.contiguous() for one in grads]
         wanted = zip((x, weight, weight[:, 0]), ctx.needs_input_grad, strict=False)
         of_x, of_weight, of_bias = (torch.empty_like(one) if want else None for one, want in wanted)
-        room = x.new_empty(ctx.call[-1] * ctx.call[4], len(weight))
+        room = x.new_empty(ctx.call[-1] * ctx.call[5], len(weight))
         _library().project_back(
             ctypes.byref(_Call(*ctx.call)), ctypes.byref(_Heads(*ctx.heads, _at(cos), _at(sin))), *map(_view, given),
             _at(x), _at(weight), _at(room), _at(of_x), _at(of_weight), _at(of_bias),
@@ -189,9 +192,10 @@ def _serve(module: nn.Module, x: Tensor, layers: tuple[Linear, ...], *others: Te
     return unseen(module) and all(one.is_contiguous() for one in used)
 
 
-def _blocks(rows: int, d: int, f: int, gates: int = 0) -> tuple[int | None, ...]:
+def _blocks(rows: int, d: int, f: int, gates: int = 0) -> tuple[Any, ...]:
+    """Returns the fields of a call on `rows` rows by this thread's number of threads."""
     threads = torch.get_num_threads()
-    return _product(), rows, d, f, min(BLOCK, -(-rows // threads)), gates, threads
+    return *_product(), rows, d, f, min(BLOCK, -(-rows // threads)), gates, threads
 
 
 def feed(
