@@ -57,7 +57,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, pass_: Pass, state: State | None = None) -> Tensor:
         mixer = partial(self.mixer, pass_=pass_, state=state)
-        ffn = None if self.ffn is None else Feed(self.ffn, pass_=pass_)
+        ffn = None if self.ffn is None else Feed(self.ffn, pass_)
         return self.resid_post(self.residual(self.resid_pre(x), mixer, ffn))
 
 

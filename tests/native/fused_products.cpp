@@ -86,8 +86,10 @@ void feeding() {
     }
     const Norm norm{normed ? scale.data() : nullptr, made_norm.data(), rates.data(), 1e-3f};
     feed(&call, &norm, x.data(), at_weights.data(), at_biases.data(), to_opened.data(), hidden.data(), y.data());
+    const bool frozen = draw() % 2, leaf = !normed && draw() % 2;
+    if (frozen) at_dw[0] = nullptr;
     feed_back(&call, &norm, dn.data(), grad.data(), x.data(), at_weights.data(), at_opened.data(), hidden.data(), at_rooms.data(),
-              dx.data(), at_dw.data(), at_db.data());
+              leaf ? nullptr : dx.data(), at_dw.data(), at_db.data());
 
     Exact in = wide(x), rate(rows, 1);
     for (int64_t r = 0; normed && r < rows; ++r) {
@@ -119,7 +121,7 @@ void feeding() {
     for (int64_t i = 0; i < gates; ++i) {
         const Exact part = times(closed[i].data(), f, 1, exact[i].data(), d, 1, rows, d, f);
         for (int64_t j = 0; j < rows * d; ++j) of_x[j] += part[j];
-        look(dw[i], times(closed[i].data(), 1, f, in.data(), d, 1, f, d, rows));
+        if (i || !frozen) look(dw[i], times(closed[i].data(), 1, f, in.data(), d, 1, f, d, rows));
         if (bias) sums_of(closed[i], rows, f, sums), look(db[i], sums);
     }
     look(dw[gates], times(g.data(), 1, d, inner.data(), f, 1, d, f, rows));
@@ -139,7 +141,7 @@ void feeding() {
         for (size_t i = 0; i < dn.size(); ++i) total[i % d] += dn[i];
         look(total, of_scale);
     }
-    look(dx, of_x);
+    if (!leaf) look(dx, of_x);
 }
 
 void projecting() {

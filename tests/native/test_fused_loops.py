@@ -203,6 +203,17 @@ def test_gradients_of_queries_that_continue_a_text(before: int) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_of_attention_do_not_ask_for_the_default_dtype() -> None:
+    given, grad, found = [drawn(2, 20, 2, 16, seed=i).requires_grad_() for i in range(3)], drawn(2, 20, 2, 16), []
+    try:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            found.append(torch.autograd.grad(attended(*given, Sdpa(), True), given, grad))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_torch_computes_what_it_watches(called: set[str]) -> None:
     """Other dtypes, a count of FLOPs, transforms of functions, dropout, masks."""
     x, model = drawn(2, 8, 6, 8), gf.preset("llama@0.1m+vocab_size=60").build(seed=0)

@@ -16,7 +16,12 @@ from glassformer.parts.core.site import look_at
 from glassformer.parts.ffn import Glu, Mlp
 from glassformer.parts.ffn.glu import gated
 from glassformer.parts.forward_pass import Pass
+from glassformer.parts.mixer import Attention
 from glassformer.parts.norm import RMSNorm
+from glassformer.parts.position.rotary import Rotary
+from glassformer.parts.projection import FusedQKV
+from glassformer.parts.residual.base import Feed
+from glassformer.parts.residual.pre import Pre
 
 from .test_few_rows import SANITIZED, check_against_the_twin
 from .test_fused_loops import drawn, options  # noqa: F401
@@ -81,7 +86,7 @@ def test_networks_are_their_definition(make: Any, normed: bool, threads: int, ca
     x = drawn(3, 171, width).requires_grad_()
     torch.set_num_threads(threads)
     try:
-        y = network.added(x, norm) if normed else network(x)
+        y = network.added_at_once(x, norm) if normed else network(x)
         made = gradients(parts, y, x)
     finally:
         torch.set_num_threads(before)
@@ -148,21 +153,87 @@ def test_projections_are_their_definition(
     pairing: str, called: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"llama@0.1m+vocab_size=60+gqa:1+bias+position.fraction=0.5+position.pairing={pairing}"
-    mixer = gf.preset(name).build(seed=0).layers[0].mixer
+    mixer: Any = gf.preset(name).build(seed=0).layers[0].mixer
     nn.init.normal_(mixer.qkv.bias)
     for ids in (None, torch.randint(99, (3, 50))):
         x = drawn(3, 50, mixer.qkv.in_features).requires_grad_()
         found = []
         for own in (True, False):
-            if not own:
-                monkeypatch.setattr(fused_products, "_library", lambda: None)
-            parts = mixer.adjusted(x, Pass(0, 50, ids=ids))
-            found.append(
-                [
-                    *parts,
-                    *torch.autograd.grad(sum((y * drawn(*y.shape)).sum() for y in parts), [x, *mixer.qkv.parameters()]),
-                ]
-            )
-        monkeypatch.undo()
+            with monkeypatch.context() as patch:
+                if not own:
+                    patch.setattr(fused_products, "_library", lambda: None)
+                parts = mixer.adjusted(x, Pass(0, 50, ids=ids))
+            total = sum((y * drawn(*y.shape)).sum() for y in parts)
+            found.append([*parts, *torch.autograd.grad(total, [x, *mixer.qkv.parameters()])])
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert called["project"] == 2
+
+
+class Louder(Mlp):
+    def forward(self, x: Tensor, pass_: Pass | None = None) -> Tensor:
+        return 2 * super().forward(x, pass_)
+
+
+class Longer(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * super().forward(x)
+
+
+class Shorter(Rotary):
+    def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
+        q, k = super().forward(q, k, pass_)
+        return q / 2, k
+
+
+class Wider(FusedQKV):
+    def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().__call__(maps, x, pass_)
+        return q, k, 5 * v
+
+
+def test_subclasses_compute_as_they_say(called: dict[str, int]) -> None:
+    x, pass_ = drawn(2, 64, 24), Pass(0, 64)
+    for norm, network in ((RMSNorm(24), Louder(24, 50)), (Longer(24), Mlp(24, 50))):
+        meant = x + network(norm(x))
+        torch.testing.assert_close(Pre(norm, norm).feed(x, Feed(network, pass_)), meant)
+    patched: Any = Mlp(24, 50)
+    patched.forward = lambda x, pass_=None: x
+    assert torch.equal(Pre(RMSNorm(24), RMSNorm(24)).feed(x, Feed(patched, pass_)), x + RMSNorm(24)(x))
+    for one, times in ((Attention(24, 2, position=Shorter(12)), (0.5, 1, 1)),
+                       (Attention(24, 2, position=Rotary(12), projection=Wider), (1, 1, 5))):  # fmt: skip
+        plain = Attention(24, 2, position=Rotary(12))
+        plain.load_state_dict(one.state_dict())
+        for made, other, factor in zip(one.adjusted(x, pass_), plain.adjusted(x, pass_), times, strict=True):
+            torch.testing.assert_close(made, factor * other)
+
+
+def test_wrong_widths_are_torchs_errors(called: dict[str, int]) -> None:
+    with pytest.raises(RuntimeError):
+        Glu(24, 50)(drawn(2, 64, 40))
+    with pytest.raises(RuntimeError):
+        Attention(24, 2, position=Rotary(12))(drawn(2, 64, 40))
+    assert called == {"feed": 0, "project": 0}
+
+
+def test_hooks_of_all_modules_see_all_modules(called: dict[str, int]) -> None:
+    seen = []
+    with torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module))):
+        gf.preset("llama@0.1m+vocab_size=60").build(seed=0).loss(torch.randint(60, (2, 64)), torch.randint(60, (2, 64)))
+    assert seen.count(Glu) == 2 and seen.count(RMSNorm) == 5 and called == {"feed": 0, "project": 0}
+
+
+def test_tables_that_are_kept_serve_later_steps() -> None:
+    """After inference with the same length, with another base, and inside of a transform."""
+    rotary, x = Rotary(8), drawn(1, 40, 2, 8)
+    first = rotary(x, x, Pass(0, 40))[0]
+    assert torch.equal(rotary(x, x, Pass(0, 40))[0], first)
+    assert torch.equal(rotary(x, x, Pass(3, 43))[0][:, :-3], Rotary(8)(x, x, Pass(3, 43))[0][:, :-3])
+    rotary.base = 500.0
+    assert torch.equal(rotary(x, x, Pass(0, 40))[0], Rotary(8, base=500.0)(x, x, Pass(0, 40))[0])
+    fresh = Rotary(8)
+    with torch.inference_mode(), torch.enable_grad():
+        fresh(x, x, Pass(0, 40))
+    y = x.clone().requires_grad_()
+    fresh(y, y, Pass(0, 40))[0].sum().backward()
+    assert y.grad is not None

@@ -232,7 +232,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, z, log_z = ctx.saved_tensors
         grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
-        made = [torch.empty(x.shape) for x in (q, k, v)]
+        made = [q.new_empty(x.shape) for x in (q, k, v)]
         given, results = [view(x) for x in (grad, q, k, v, z)], [view(x) for x in made]
         call = ctypes.byref(_Attention(*ctx.sizes))
         if _library().attend_back(call, *map(ctypes.byref, given), _at(log_z), *map(ctypes.byref, results)):

@@ -9,7 +9,8 @@ A network may also be y = x + network(norm(x)), with an RMS norm. Blocks of rows
 while they are in the cache, in one call: in a small model the calls of separate operations take as long as the work.
 The products are MKL's, inside of torch, and what is kept for the backward pass is what separate operations keep. Each
 function returns None if torch should compute the call: wherever `fused_loops` does, with few rows, and while something
-watches or edits values inside the part.
+watches or edits values inside the part. Gradients of weights are sums over blocks, so that their last bits depend on
+the number of threads.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from glassformer.parts import fused_loops
 from glassformer.parts.core.site import unseen
 from glassformer.parts.linear import Linear
 from glassformer.parts.norm.base import Norm
+from glassformer.parts.norm.rmsnorm import RMSNorm
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 FROM = 64
@@ -174,22 +176,34 @@ def project(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Returns q (b, s, n, h), k (b, s, g, h), both rotated as by `naive_turn`, and v (b, s, g, hv) of x (b, s, d), for
     a training step. `heads`: n, g, h, hv; `rotation`: tables of cos and sin and the axis of pairs."""
-    cos, sin, axis = rotation
-    if x.dim() != 3 or cos.shape[-3] != 1 or cos.shape[-4] != x.shape[1] or not _serve(layer, x, (layer,), cos, sin):
+    (cos, sin, axis), (n, g, h, width) = rotation, heads
+    if x.dim() != 3 or cos.shape[-3] != 1 or cos.shape[-4] != x.shape[1]:
+        return None
+    if not _serve(layer, x, (layer,), (((n + g) * h + g * width, x.shape[-1]),), cos, sin):
         return None
     return _Project.apply(x, layer.weight, layer.bias, cos, sin, heads, axis == -1)
 
 
-def _serve(module: nn.Module, x: Tensor, layers: tuple[Linear, ...], *others: Tensor) -> bool:
-    """Returns True if the C++ computes these layers, all linear ones of a module, for x and other tensors."""
+def _serve(
+    module: nn.Module, x: Tensor, layers: tuple[Linear, ...], shapes: tuple[tuple[int, int], ...], *others: Tensor
+) -> bool:
+    """Returns True if the C++ computes these layers, all linear ones of a module and with matrices of these shapes, for
+    x and other tensors."""
     if not torch.is_grad_enabled() or x.dtype != torch.float32 or x.numel() < FROM * x.shape[-1]:
         return False
     if not all(type(one) is Linear and one.operand is not None and one.leave is None for one in layers):
         return False
+    if any(one.weight.shape != shape for one, shape in zip(layers, shapes, strict=True)):
+        return False  # torch says what is wrong
     used = [one for layer in layers for one in (layer.weight, layer.bias) if one is not None]
     if not fused_loops.serves(x, *used, *others) or _library() is None or torch.is_autocast_enabled("cpu"):
         return False
-    return unseen(module) and all(one.is_contiguous() for one in used)
+    return _plain(module) and all(one.is_contiguous() for one in used)
+
+
+def _plain(module: nn.Module) -> bool:
+    """Returns True if the module computes as its class says and nothing observes or edits values inside it."""
+    return "forward" not in vars(module) and unseen(module)
 
 
 def _blocks(rows: int, d: int, f: int, gates: int = 0) -> tuple[Any, ...]:
@@ -203,14 +217,18 @@ def feed(
 ) -> Tensor | None:
     """Returns the output (..., d) of a feed-forward network of x (..., d), for a training step: layers `before` its
     loop, two for SwiGLU and one for GELU, and the layer `after` it. With a norm, returns x + network(norm(x))."""
-    layers = (*before, after)
-    if not _serve(network, x, layers):
+    layers, d, f = (*before, after), x.shape[-1], after.weight.shape[1]
+    if not _serve(network, x, layers, ((f, d),) * len(before) + ((d, f),)):
         return None
-    scale = None if norm is None or not unseen(norm) else norm.scale()
-    if norm is not None and (scale is None or not fused_loops.serves(scale)):
-        return None
+    scale = None
+    if norm is not None:
+        if type(norm) is not RMSNorm or norm.weight is None or not _plain(norm) or norm.weight.shape != (d,):
+            return None
+        scale = norm.factor().contiguous()
+        if not fused_loops.serves(scale):
+            return None
     matrices = (*(one.weight for one in layers), *(one.bias for one in layers))
-    return _Feed.apply(x, len(before), 0.0 if norm is None else float(norm.eps), scale, *matrices)
+    return _Feed.apply(x, len(before), 0.0 if scale is None else float(cast(RMSNorm, norm).eps), scale, *matrices)
 
 
 def _view(x: Tensor) -> Any:

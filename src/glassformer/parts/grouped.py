@@ -77,7 +77,8 @@ def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], gro
     """Returns y (r, o) with y_r = W_j x_r, where W_j (o, i) is the matrix of row r's group j = groups.of[r]; equal to
     `naive_grouped_product`."""
     if not shapes_alone(x):
-        if len(x) <= FEW * len(weight) and fused_loops.serves(x, weight) and _library() is not None:
+        few = len(x) <= FEW * len(weight) and x.shape[1] == weight.shape[2] and groups.ends.dtype == torch.int32
+        if few and fused_loops.serves(x, weight) and _library() is not None:
             return _OfFew.apply(x, weight, groups.ends)
         return _product(x, weight, groups.ends)
     if len(x) <= len(weight):  # a decoding step: the compiler reads the chosen matrices in place

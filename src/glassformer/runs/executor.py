@@ -115,7 +115,11 @@ class Local:
                 del at_work[told.request.key]
                 result = self._result(told, folder)
                 notify(End(name=result.name, seed=result.seed, result=result))
-                begin()  # before the caller works with the result
+                try:
+                    begin()  # before the caller works with the result
+                except BaseException:
+                    yield result
+                    raise
                 yield result
         except KeyboardInterrupt:
             if not at_work:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
+from torch.nn.modules import module as every_module
 
 from glassformer.parts.core.running import Edit, Look, Tap, put, thread
 
@@ -169,9 +170,9 @@ def edit_at(edits: Iterable[tuple[Site, Edit]]) -> AbstractContextManager[None]:
 
 
 def unseen(module: nn.Module) -> bool:
-    """Returns True if nothing observes or edits values inside the module: no function at a site, and no hook of
-    torch."""
-    return not any(
+    """Returns True if nothing observes or edits values inside the module: no function at a site, and no hook of torch,
+    of a module or of all."""
+    return not every_module._has_any_global_hook() and not any(
         each._forward_hooks
         or each._forward_pre_hooks
         or each._backward_hooks

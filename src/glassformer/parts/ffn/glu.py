@@ -50,7 +50,7 @@ class Glu(FFN):
         self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam, shard=Shard("row"))
         self.activation, self.gating, self.clamp = activation, gating(activation, clamp), clamp
         self.fusible = activation if clamp is None else None
-        self.in_blocks = self.gating is swiglu
+        self.in_blocks = type(self).forward is Glu.forward and self.gating is swiglu
         self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
@@ -61,7 +61,7 @@ class Glu(FFN):
         owner.share("hidden", self.up_proj.outs[0])
         self.enter = owner.enter
 
-    def added(self, x: Tensor, norm: Norm) -> Tensor | None:
+    def added_at_once(self, x: Tensor, norm: Norm) -> Tensor | None:
         return None if self.enter is not None else self._in_blocks(x, norm)
 
     def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:

@@ -151,7 +151,7 @@ class Attention(SoftmaxAttention):
     def adjusted(self, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
         """Returns q (b, s, n, h), k and v (b, s, g, h) of x (b, s, d), after norm and position."""
         if self.qk_norm is None and self.position is not None and torch.is_grad_enabled() and unseen(self.position):
-            rotation = self.position.rotation(pass_)
+            rotation = self.position.pair_rotation(pass_)
             made = None if rotation is None else self.projection.rotated(self, x, rotation)
             if made is not None:
                 return made

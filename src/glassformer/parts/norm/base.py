@@ -22,8 +22,6 @@ class Norm(nn.Module):
     which saves every matmul a conversion.
     """
 
-    eps: float
-
     def __init__(self, feeds_products: bool = False):
         super().__init__()
         self.feeds_products = feeds_products
@@ -43,10 +41,6 @@ class Norm(nn.Module):
             f"{type(self).__name__} does not define held(x, direction), which logit attribution needs",
             code="unsupported", field="norm", value=type(self).__name__,
         )  # fmt: skip
-
-    def scale(self) -> Tensor | None:
-        """Returns the weight w (d,) of an RMS norm x / sqrt(mean(x^2) + eps) * w; None for another norm."""
-        return None
 
     def out_dtype(self, x: Tensor) -> torch.dtype:
         return product_dtype(x) if self.feeds_products else x.dtype

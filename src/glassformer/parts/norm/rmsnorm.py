@@ -42,18 +42,15 @@ class RMSNorm(Norm):
         self.register_parameter("weight", nn.Parameter(torch.empty(shape)) if affine else None)
         self.init_weights(None)
 
-    def scale(self) -> Tensor | None:
-        one_set = self.weight is not None and self.weight.dim() == 1
-        return self._weight() if one_set else None
-
-    def _weight(self) -> Tensor:
+    def factor(self) -> Tensor:
+        """Returns the factors w of the elements."""
         return wide(self.weight) + 1.0 if self.unit_offset else self.weight
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         if self.weight is None:
             weight = torch.ones(x.shape[-1], dtype=wide(x[:0]).dtype, device=x.device)
         else:
-            weight = self._weight()
+            weight = self.factor()
         if weight.dim() == 2:
             return naive_rms_norm(x, weight, self.eps)
         return rms_norm(x, weight, self.eps, self.out_dtype(x))

@@ -42,7 +42,7 @@ class AttentionPosition(nn.Module):
         unchanged by default."""
         return q, k
 
-    def rotation(self, pass_: Pass) -> tuple[Tensor, Tensor, int] | None:
+    def pair_rotation(self, pass_: Pass) -> tuple[Tensor, Tensor, int] | None:
         """Returns the tables of cos and sin and the axis of pairs, if `forward` only rotates pairs by `turn`; None
         otherwise."""
         return None

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import RequestError
+from glassformer.parts import fused_loops
 from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.forward_pass import Pass
@@ -29,6 +30,9 @@ class Rotary(AttentionPosition):
     quarter). `half` pairs (x_i, x_{i+r/2}) as GPT-NeoX and Hugging Face do, `interleaved` pairs (x_2i, x_2i+1) as the
     paper does; they are equal up to a permutation of the head's elements.
     """
+
+    _last: tuple[tuple[int, int, float], tuple[Tensor, Tensor]] | None = None
+    """Tables of the previous training step, after the tokens and the base for which they are."""
 
     def __init__(
         self,
@@ -50,7 +54,6 @@ class Rotary(AttentionPosition):
         self.scaling.check(self.dim)
         self.pairing = pairing
         self._pair_axis = -2 if pairing == "half" else -1
-        self._last: tuple[tuple[int, int], tuple[Tensor, Tensor]] | None = None
         self._key = ("rotary", self.dim, base, pairing, self.scaling.key)
 
     def frequencies(self, t: int, device: Any = None, scaling: RotaryScaling | None = None) -> Float[Tensor, " i"]:
@@ -82,19 +85,21 @@ class Rotary(AttentionPosition):
     def _kept(self, pass_: Pass, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Returns the tables of the previous training step if they are those of this pass, since making them takes a
         hundredth of a small model's step."""
-        if not pass_.in_order or type(pass_.ids) is not Tensor or not at_hand(pass_.ids):
+        if not pass_.in_order or not at_hand(pass_.ids):
             return make()
-        key = pass_.start, pass_.end
-        if self._last is None or self._last[0] != key:
-            self._last = key, make()
-        return self._last[1]
+        key, last = (pass_.start, pass_.end, self.base), self._last
+        if last is None or last[0] != key:
+            last = key, make()
+            if all(fused_loops.serves(one) and not (one.requires_grad or one.is_inference()) for one in last[1]):
+                self._last = last
+        return last[1]
 
-    def rotation(self, pass_: Pass) -> tuple[Tensor, Tensor, int]:
-        return *self.tables(pass_), self._pair_axis
+    def pair_rotation(self, pass_: Pass) -> tuple[Tensor, Tensor, int] | None:
+        return (*self.tables(pass_), self._pair_axis) if type(self).forward is Rotary.forward else None
 
     def forward(self, q: Tensor, k: Tensor, pass_: Pass) -> tuple[Tensor, Tensor]:
-        rotation = self.rotation(pass_)
-        return turn(q, *rotation), turn(k, *rotation)
+        cos, sin = self.tables(pass_)
+        return turn(q, cos, sin, self._pair_axis), turn(k, cos, sin, self._pair_axis)
 
     def picture(self, length: int) -> dict[str, Plot]:
         """Returns named plots of the wavelengths 2 pi / theta_i; of cos(theta_i k) by pair and distance k; and of its

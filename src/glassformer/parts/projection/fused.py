@@ -30,7 +30,8 @@ class FusedQKV(Projection):
         self, maps: Any, x: Tensor, rotation: tuple[Tensor, Tensor, int]
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         heads = (*self.heads, self.value_dim)
-        return None if self.clip is not None else fused_products.project(maps.qkv, x, heads, rotation)
+        plain = type(self) is FusedQKV and self.clip is None
+        return fused_products.project(maps.qkv, x, heads, rotation) if plain else None
 
     def matrices(self, maps: Any) -> dict[str, Matrix]:
         n, g, _ = self.heads

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -13,16 +12,25 @@ from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.init import InitConfig
 from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word
+from glassformer.parts.forward_pass import Pass
 
 Branch = Callable[[Tensor], Tensor]
 
 
-class Feed(partial[Tensor]):
+class Feed:
     """Branch of a feed-forward network: the network with the pass."""
+
+    def __init__(self, network: Any, pass_: Pass):
+        self.network, self.pass_ = network, pass_
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = self.network(x, pass_=self.pass_)
+        return y
 
     def added(self, x: Tensor, norm: nn.Module) -> Tensor | None:
         """Returns x + network(norm(x)), if the network computes that in one operation here; None otherwise."""
-        return self.func.added(x, norm)  # type: ignore[attr-defined]
+        y: Tensor | None = self.network.added_at_once(x, norm)
+        return y
 
 
 class Residual(nn.Module):

@@ -30,8 +30,10 @@ class Eager(Optimizer):
     load_state_dict = unwrap(Optimizer.load_state_dict)
     zero_grad = unwrap(Optimizer.zero_grad)
 
-    def __init_subclass__(cls) -> None:
-        cls.step = torch.no_grad()(unwrap(cls.step))  # type: ignore[method-assign]
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith(__package__):
+            cls.step = torch.no_grad()(unwrap(cls.step))  # type: ignore[method-assign]
 
 
 class OptimizerConfig(PartConfig, axis="optimizer"):
