@@ -36,15 +36,6 @@ LOOPS = ("swiglu", "swiglu_grad", "gelu_tanh", "gelu_tanh_grad", "rms_norm", "rm
 serves = pytest.mark.skipif(not fused_loops.serves(), reason="no kernel for this processor, or no compiler here")
 
 
-@pytest.fixture(params=["avx2", "avx512vnni"])
-def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Compiler options of a kernel that this processor has."""
-    one = native.KERNELS[request.param]
-    if (missing := native.lacking(one)) or native.compiler() is None:
-        pytest.skip(f"no {missing or 'compiler'} here")
-    return one.options
-
-
 def test_machine_code_is_the_formulas_in_fp64(options: tuple[str, ...], tmp_path: Path) -> None:
     check_against_the_twin(tmp_path, (*native.OPTIONS, *options), 60, SOURCE)
 

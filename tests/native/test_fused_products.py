@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import glassformer as gf
+from glassformer.machine import native
 from glassformer.parts import fused_products
 from glassformer.parts.core.site import look_at
 from glassformer.parts.ffn import Glu, Mlp
@@ -24,20 +25,18 @@ from glassformer.parts.residual.base import Feed
 from glassformer.parts.residual.pre import Pre
 
 from .test_few_rows import SANITIZED, check_against_the_twin
-from .test_fused_loops import drawn, options  # noqa: F401
+from .test_fused_loops import drawn
 
 SOURCE = Path(__file__).with_name("fused_products.cpp")
 serves = pytest.mark.skipif(fused_products._library() is None, reason="no kernel for this processor, or no MKL here")
 
 
-def test_machine_code_is_the_formulas_in_fp64(options: tuple[str, ...], tmp_path: Path) -> None:  # noqa: F811
-    from glassformer.machine import native
-
+def test_machine_code_is_the_formulas_in_fp64(options: tuple[str, ...], tmp_path: Path) -> None:
     check_against_the_twin(tmp_path, (*native.OPTIONS, *options), 40, SOURCE)
 
 
 @pytest.mark.slow
-def test_sanitizers_find_nothing(options: tuple[str, ...], tmp_path: Path) -> None:  # noqa: F811
+def test_sanitizers_find_nothing(options: tuple[str, ...], tmp_path: Path) -> None:
     check_against_the_twin(tmp_path, (*SANITIZED, *options), 40, SOURCE)
 
 

@@ -15,22 +15,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import glassformer as gf
 from glassformer.machine import native
-from glassformer.parts import fused_loops, grouped
+from glassformer.parts import grouped
 from glassformer.parts.grouped import FEW, Groups, grouped_product, naive_grouped_product
 
 from .test_few_rows import SANITIZED, check_against_the_twin
+from .test_fused_loops import drawn, serves
 
 SOURCE = Path(__file__).with_name("grouped.cpp")
-serves = pytest.mark.skipif(not fused_loops.serves(), reason="no kernel for this processor, or no compiler here")
-
-
-@pytest.fixture(params=["avx2", "avx512vnni"])
-def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Compiler options of a kernel that this processor has."""
-    one = native.KERNELS[request.param]
-    if (missing := native.lacking(one)) or native.compiler() is None:
-        pytest.skip(f"no {missing or 'compiler'} here")
-    return one.options
 
 
 def test_machine_code_is_the_sums_in_fp64(options: tuple[str, ...], tmp_path: Path) -> None:
@@ -53,10 +44,6 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(grouped._OfFew, "forward", told)
     yield found
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 def gradients(f: Callable[..., Tensor], x: Tensor, weight: Tensor, groups: Groups) -> list[Tensor]:
