@@ -143,10 +143,8 @@ class _Project(torch.autograd.Function):
         x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
         (b, s, d), (n, g, h, width) = x.shape, heads
         r = cos.shape[-1] * cos.shape[-2]
-        ctx.call, ctx.heads = (
-            _blocks(b * s, d, len(weight)),
-            (s, n, g, h, width, r, near, s * r if len(cos) == b > 1 and cos.dim() == 5 else 0),
-        )
+        of_row = s * r if cos.dim() == 5 and len(cos) == b > 1 else 0
+        ctx.call, ctx.heads = _blocks(b * s, d, len(weight)), (s, n, g, h, width, r, near, of_row)
         q, k = (x.new_empty(b, count, s, h).transpose(1, 2) for count in (n, g))
         y = x.new_empty(b, s, len(weight))
         _library().project(

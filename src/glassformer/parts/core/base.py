@@ -403,9 +403,8 @@ def part_classes(value: Any) -> Iterator[type[PartConfig]]:
 
 def moves_of(model: nn.Module) -> list[Callable[[], None]]:
     """Returns the method `after_step` of every module of the model that has one."""
-    found = [
-        module for module in model.modules() if hasattr(type(module), "after_step")
-    ]  # of the class: instances are slow to ask
+    # of the class: an instance is slow to ask
+    found = [module for module in model.modules() if hasattr(type(module), "after_step")]
     return [cast(Callable[[], None], module.after_step) for module in found]
 
 
