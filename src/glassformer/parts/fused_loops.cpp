@@ -115,20 +115,17 @@ inline void norm_back(
 
 // Rotation
 
-// y (r) = x cos + (x with the numbers of each pair exchanged) sin; h - r numbers after them stay.
+// y (r) = x cos + (x with the numbers of each pair exchanged) sin; h - r numbers after them stay. y may be x.
 inline void turn(
-    const float* __restrict x, const float* cosine, const float* sine, float* __restrict y, int64_t r, int64_t h, bool near,
-    float sign
+    const float* x, const float* cosine, const float* sine, float* y, int64_t r, int64_t h, bool near, float sign
 ) {
-    if (near) {
-        for (int64_t i = 0; i < r; i += 2) {
-            y[i] = x[i] * cosine[i] + x[i + 1] * (sign * sine[i]);
-            y[i + 1] = x[i + 1] * cosine[i + 1] + x[i] * (sign * sine[i + 1]);
-        }
-    } else {
-        const int64_t m = r / 2;
-        for (int64_t i = 0; i < m; ++i) y[i] = x[i] * cosine[i] + x[i + m] * (sign * sine[i]);
-        for (int64_t i = 0; i < m; ++i) y[i + m] = x[i + m] * cosine[i + m] + x[i] * (sign * sine[i + m]);
+    const int64_t step = near ? 2 : 1, other = near ? 1 : r / 2;
+#pragma GCC ivdep
+    for (int64_t k = 0; k < r / 2; ++k) {
+        const int64_t i = k * step, j = i + other;
+        const float a = x[i], b = x[j];
+        y[i] = a * cosine[i] + b * (sign * sine[i]);
+        y[j] = b * cosine[j] + a * (sign * sine[j]);
     }
     for (int64_t i = r; i < h; ++i) y[i] = x[i];
 }
@@ -242,6 +239,7 @@ struct View {  // number i of token t of head n of row b: at[b * row + t * token
     float* at;
     int64_t row, token, head;
     float* of(int64_t b, int64_t n) const { return at + b * row + n * head; }
+    View from(int64_t b) const { return {at + b * row, row, token, head}; }
 };
 
 struct alignas(64) Line {  // of the cache
@@ -461,6 +459,16 @@ struct Attention {
                 for (int64_t c = 0; c < v; ++c) z[r * z_token + c] *= share;
             }
         }
+    }
+
+    // z of all queries of a head of k and v, with its heads of q.
+    void forward(const View& q, const View& k, const View& w, const View& z, float* log_z, int64_t b, int64_t head,
+                 float* room) const {
+        float *by_key = room, *by_value = by_key + keys() * wide_k(), *scores = by_value + keys() * wide_v();
+        by_rows(k.of(b, head), k.token, t, h, by_key);
+        const Panels values = by_columns(w.of(b, head), w.token, t, v, by_value);
+        for (int64_t one = head * (n / g); one < (head + 1) * (n / g); ++one)
+            forward(q.of(b, one), q.token, by_key, values, z.of(b, one), z.token, log_z + (b * n + one) * s, scores, 0, s);
     }
 
     // Of one head of k and v, with its heads of q.

@@ -48,7 +48,7 @@ class _View(ctypes.Structure):
     _fields_ = (("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("row", "token", "head")))
 
 
-class _Attention(ctypes.Structure):
+class AttentionSizes(ctypes.Structure):
     """Sizes of an attention call: rows, heads of q and of k, queries, keys, and widths of k and of v."""
 
     _fields_ = (
@@ -222,7 +222,7 @@ class _Attend(torch.autograd.Function):
         log_z = q.new_empty(b, n, s)
         ctx.sizes = b, n, g, s, t, h, width, causal, scale
         views = [view(x) for x in (q, k, v, z)]
-        if _library().attend(ctypes.byref(_Attention(*ctx.sizes)), *map(ctypes.byref, views), _at(log_z)):
+        if _library().attend(ctypes.byref(AttentionSizes(*ctx.sizes)), *map(ctypes.byref, views), _at(log_z)):
             raise MemoryError("attention")
         ctx.save_for_backward(q, k, v, z, log_z)
         return z
@@ -234,7 +234,7 @@ class _Attend(torch.autograd.Function):
         grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
         made = [q.new_empty(x.shape) for x in (q, k, v)]
         given, results = [view(x) for x in (grad, q, k, v, z)], [view(x) for x in made]
-        call = ctypes.byref(_Attention(*ctx.sizes))
+        call = ctypes.byref(AttentionSizes(*ctx.sizes))
         if _library().attend_back(call, *map(ctypes.byref, given), _at(log_z), *map(ctypes.byref, results)):
             raise MemoryError("the gradient of attention")
         return (*made, None, None)

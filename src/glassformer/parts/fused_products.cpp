@@ -22,7 +22,7 @@ inline void add_rows(const float* x, int64_t row, int64_t m, float* sums, int64_
 struct Call {
     Gemm gemm;
     int (*limit)(int);  // sets the threads of a product in this thread, and gives the number before
-    int64_t rows, d, f, block, gates, threads;  // rows of x and of a block, widths, matrices before the loop
+    int64_t rows, d, f, block, step, gates, threads;  // rows of x, of a block and of all threads' blocks, widths, matrices before the loop
 
     // f() in every thread of a team, each of whose products takes one thread.
     template <typename F>
@@ -33,6 +33,19 @@ struct Call {
             f();
             limit(before);
         }
+    }
+
+    // f(room of `count` numbers) in every thread of a team. 0; 1 without memory.
+    template <typename F>
+    int32_t with_rooms(int64_t count, F f) const {
+        try {
+            const int64_t lines = fused_loops::up_to(count, fused_loops::WIDE) / fused_loops::WIDE;
+            const std::unique_ptr<fused_loops::Line[]> rooms(new fused_loops::Line[threads * lines]);
+            together([=, at = rooms.get()] { f(at[omp_get_thread_num() * lines].of); });
+        } catch (const std::bad_alloc&) {
+            return 1;
+        }
+        return 0;
     }
 
     // f(first row, rows) for each block of the rows 0 .. all-1; for a thread of a team.
@@ -80,14 +93,53 @@ struct Norm {
     const float* weight;
     float *normed, *rates;
     float eps;
+
+    // What the matrices read.
+    const float* of(const float* x) const { return weight ? normed : x; }
+
+    void forward(const float* x, int64_t first, int64_t m, int64_t d) const {
+        for (int64_t r = first; weight && r < first + m; ++r)
+            rates[r] = fused_loops::norm(x + r * d, weight, normed + r * d, d, eps);
+    }
+
+    void add(const float* x, float* y, int64_t first, int64_t m, int64_t d) const {
+        for (int64_t i = first * d; weight && i < (first + m) * d; ++i) y[i] += x[i];
+    }
+
+    // grad_x, the gradient of the results, becomes that of x; `grad` is that of y. sums (d): the gradient of the weight.
+    void backward(const float* grad, const float* x, float* grad_x, float* sums, int64_t first, int64_t m, int64_t d) const {
+        if (!weight) return;
+        std::fill(sums, sums + d, 0.0f);
+        for (int64_t r = first; r < first + m; ++r) {
+            float* to = grad_x + r * d;
+            fused_loops::norm_back(to, x + r * d, weight, rates[r], to, sums, d);
+            for (int64_t i = 0; i < d; ++i) to[i] += grad[r * d + i];
+        }
+    }
 };
 
 using fused_loops::each;
+using fused_loops::Attention;
 using fused_loops::View;
 
 struct Heads {
     int64_t s, n, g, h, v, r, near, of_row;  // tokens, heads of q and k, widths of k and v, numbers turned, and tables of a row
     const float *cosine, *sine;
+
+    // Views of q, k and v in y (rows, o).
+    View queries(float* y) const { return {y, s * width(), width(), h}; }
+    View keys(float* y) const { return {y + n * h, s * width(), width(), h}; }
+    View values(float* y) const { return {y + (n + g) * h, s * width(), width(), v}; }
+    int64_t width() const { return (n + g) * h + g * v; }
+
+    // Turns q and k of rows first .. first+m-1 in y, whose first row is number `begin`.
+    void turn_in_place(float* y, int64_t begin, int64_t first, int64_t m, float sign) const {
+        if (r)
+            turn(first, m, [&](int64_t row, int64_t head, int64_t, int64_t, const float* cosine, const float* sine) {
+                float* x = y + (row - begin) * width() + head * h;
+                fused_loops::turn(x, cosine, sine, x, r, r, near, sign);
+            });
+    }
 
     // f(row, head of q and then of k, text and token, tables) for rows first .. first+m-1.
     template <typename F>
@@ -102,6 +154,7 @@ struct Heads {
 }  // namespace fused_products
 
 extern "C" {
+using fused_loops::Attention;
 using fused_products::Call;
 using fused_products::Heads;
 using fused_products::Norm;
@@ -117,22 +170,20 @@ void feed(
     const Norm before = *norm;
     const int64_t d = c.d, f = c.f, gates = c.gates;
     c.together([=] { c.blocks(c.rows, [=](int64_t first, int64_t m) {
-        const float* read = before.weight ? before.normed : x;
-        for (int64_t r = first; before.weight && r < first + m; ++r)
-            before.rates[r] = fused_loops::norm(x + r * d, before.weight, before.normed + r * d, d, before.eps);
+        before.forward(x, first, m, d);
         for (int64_t i = 0; i < gates; ++i)
-            c.linear(read + first * d, weights[i], biases[i], opened[i] + first * f, m, f, d);
+            c.linear(before.of(x) + first * d, weights[i], biases[i], opened[i] + first * f, m, f, d);
         float *one = opened[0] + first * f, *made = hidden + first * f;
         if (gates == 2)
             fused_products::each<fused_loops::gate>(m * f, {one, opened[1] + first * f}, {made});
         else
             fused_products::each<fused_loops::gelu>(m * f, {one}, {made});
         c.linear(made, weights[gates], biases[gates], y + first * d, m, d, f);
-        for (int64_t i = first * d; before.weight && i < (first + m) * d; ++i) y[i] += x[i];
+        before.add(x, y, first, m, d);
     }); });
 }
 
-// rooms: for the gradients of what `feed` opened, each (threads * block, f). grad_x and the gradients of weights and biases are
+// rooms: for the gradients of what `feed` opened, each (step, f). grad_x and the gradients of weights and biases are
 // null where they are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight from each block.
 void feed_back(
     const Call* call, const Norm* norm, float* grad_norms, const float* grad, const float* x, const float* const* weights,
@@ -140,12 +191,12 @@ void feed_back(
     float* const* grad_biases
 ) {
     const Call& c = *call;
-    const int64_t d = c.d, f = c.f, gates = c.gates, step = c.threads * c.block;
+    const int64_t d = c.d, f = c.f, gates = c.gates;
     const Norm before = *norm;
-    const float* read = before.weight ? before.normed : x;
+    const float* read = before.of(x);
     c.together([=] {
-        for (int64_t begin = 0; begin < c.rows; begin += step) {
-            const int64_t all = std::min(step, c.rows - begin);
+        for (int64_t begin = 0; begin < c.rows; begin += c.step) {
+            const int64_t all = std::min(c.step, c.rows - begin);
             const bool add = begin > 0;
             c.blocks(all, [=](int64_t from, int64_t m) {
                 const int64_t first = begin + from;
@@ -159,14 +210,7 @@ void feed_back(
                     fused_products::each<fused_loops::gelu_back>(m * f, {one, open}, {one});
                 for (int64_t i = 0; grad_x && i < gates; ++i)
                     c.product(rooms[i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
-                if (!before.weight) return;
-                float* sums = grad_norms + first / c.block * d;
-                std::fill(sums, sums + d, 0.0f);
-                for (int64_t r = first; r < first + m; ++r) {
-                    float* to = grad_x + r * d;
-                    fused_loops::norm_back(to, x + r * d, before.weight, before.rates[r], to, sums, d);
-                    for (int64_t i = 0; i < d; ++i) to[i] += grad[r * d + i];
-                }
+                before.backward(grad, x, grad_x, grad_norms + first / c.block * d, first, m, d);
             });
             c.columns(f, [=](int64_t j, int64_t n) {
                 for (int64_t i = 0; i < gates; ++i)
@@ -198,17 +242,17 @@ void project(
     }); });
 }
 
-// From the gradients of q, k and v. room: (threads * block, o) for all o results.
+// From the gradients of q, k and v. room: (step, o) for all o results.
 void project_back(
     const Call* call, const Heads* heads, const View* q, const View* k, const View* v, const float* x, const float* weight,
     float* room, float* grad_x, float* grad_weight, float* grad_bias
 ) {
     const Call& c = *call;
     const Heads& of = *heads;
-    const int64_t d = c.d, o = c.f, step = c.threads * c.block;
+    const int64_t d = c.d, o = c.f;
     c.together([=] {
-        for (int64_t begin = 0; begin < c.rows; begin += step) {
-            const int64_t all = std::min(step, c.rows - begin);
+        for (int64_t begin = 0; begin < c.rows; begin += c.step) {
+            const int64_t all = std::min(c.step, c.rows - begin);
             c.blocks(all, [=](int64_t from, int64_t m) {
                 float *grad = room + from * o, *y = grad;
                 of.turn(begin + from, m, [&](int64_t, int64_t head, int64_t b, int64_t t, const float* cosine, const float* sine) {
@@ -225,6 +269,86 @@ void project_back(
             c.columns(o, [=](int64_t j, int64_t n) {
                 c.gather(room + j, o, x + begin * d, grad_weight, grad_bias, j, n, d, all, begin > 0);
             });
+        }
+    });
+}
+
+// y (rows, d) = attention(x) W^T + b: of qkv (rows, o), with q and k turned, and z (rows, i). Whole texts pass through all of it.
+// 0; 1 without memory.
+int32_t mix(
+    const Call* call, const Norm* norm, const Heads* heads, const Attention* attention, const float* x, const float* weight,
+    const float* bias, const float* after, const float* offset, float* qkv, float* z, float* log_z, float* y
+) {
+    const Call& c = *call;
+    const Norm before = *norm;
+    const Heads of = *heads;
+    const Attention a = *attention;
+    const int64_t d = c.d, o = c.f, i = a.n * a.v;
+    const View q = of.queries(qkv), k = of.keys(qkv), v = of.values(qkv), made{z, a.s * i, i, a.v};
+    return c.with_rooms(a.forward_room(), [=](float* room) {
+        for (int64_t begin = 0; begin < c.rows; begin += c.step) {
+            const int64_t all = std::min(c.step, c.rows - begin);
+            c.blocks(all, [=](int64_t from, int64_t m) {
+                const int64_t first = begin + from;
+                before.forward(x, first, m, d);
+                c.linear(before.of(x) + first * d, weight, bias, qkv + first * o, m, o, d);
+                of.turn_in_place(qkv, 0, first, m, 1);
+            });
+#pragma omp for schedule(static)
+            for (int64_t one = begin / a.s * a.g; one < (begin + all) / a.s * a.g; ++one)
+                a.forward(q, k, v, made, log_z, one / a.g, one % a.g, room);
+            c.blocks(all, [=](int64_t from, int64_t m) {
+                const int64_t first = begin + from;
+                c.linear(z + first * i, after, offset, y + first * d, m, d, i);
+                before.add(x, y, first, m, d);
+            });
+        }
+    });
+}
+
+// rooms: for the gradients of qkv and z, (step, o) and (step, i). grad_x and the gradients of weights and biases are null where they
+// are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight from each block.
+int32_t mix_back(
+    const Call* call, const Norm* norm, const Heads* heads, const Attention* attention, float* grad_norms, const float* grad,
+    const float* x, const float* weight, const float* after, const float* qkv, const float* z, const float* log_z, float* room,
+    float* room_z, float* grad_x, float* grad_weight, float* grad_bias, float* grad_after, float* grad_offset
+) {
+    const Call& c = *call;
+    const Norm before = *norm;
+    const Heads of = *heads;
+    const Attention a = *attention;
+    const int64_t d = c.d, o = c.f, i = a.n * a.v;
+    float* given = const_cast<float*>(qkv);
+    const View q = of.queries(given), k = of.keys(given), v = of.values(given), made{const_cast<float*>(z), a.s * i, i, a.v};
+    const View dq = of.queries(room), dk = of.keys(room), dv = of.values(room), dz{room_z, a.s * i, i, a.v};
+    return c.with_rooms(a.backward_room(), [=](float* own) {
+        for (int64_t begin = 0; begin < c.rows; begin += c.step) {
+            const int64_t all = std::min(c.step, c.rows - begin), text = begin / a.s;
+            const bool add = begin > 0;
+            c.blocks(all, [=](int64_t from, int64_t m) {
+                c.product(grad + (begin + from) * d, false, d, after, false, i, room_z + from * i, i, m, i, d, false);
+            });
+#pragma omp for schedule(static)
+            for (int64_t one = 0; one < all / a.s * a.g; ++one)
+                a.backward(dz, q.from(text), k.from(text), v.from(text), made.from(text), log_z + text * a.n * a.s, dq, dk, dv,
+                           one / a.g, one % a.g, own);
+            c.blocks(all, [=](int64_t from, int64_t m) {
+                const int64_t first = begin + from;
+                of.turn_in_place(room, begin, first, m, -1);
+                if (grad_x) c.product(room + from * o, false, o, weight, false, d, grad_x + first * d, d, m, d, o, false);
+                before.backward(grad, x, grad_x, grad_norms + (begin / c.step * ((c.step + c.block - 1) / c.block) + from / c.block) * d, first, m, d);
+            });
+            c.columns(o, [=](int64_t j, int64_t n) {
+                c.gather(room + j, o, before.of(x) + begin * d, grad_weight, grad_bias, j, n, d, all, add);
+            });
+            c.columns(i, [=](int64_t j, int64_t n) {
+                if (grad_after)
+                    c.product(grad + begin * d, true, d, z + begin * i + j, false, i, grad_after + j, i, d, n, all, add);
+            });
+            if (grad_offset)
+                c.columns(d, [=](int64_t j, int64_t n) {
+                    fused_products::add_rows(grad + begin * d + j, d, all, grad_offset + j, n, add);
+                });
         }
     });
 }

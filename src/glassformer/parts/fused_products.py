@@ -38,12 +38,12 @@ BLOCK = 256
 
 
 class _Call(ctypes.Structure):
-    """Addresses of the product and of the limit of its threads, numbers of rows of x and of a block, widths, number of
-    matrices before the loop, and of threads."""
+    """Addresses of the product and of the limit of its threads, numbers of rows of x, of a block, and of the blocks that
+    all threads take together, widths, number of matrices before the loop, and of threads."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("gemm", "limit")),
-        *((name, ctypes.c_int64) for name in ("rows", "d", "f", "block", "gates", "threads")),
+        *((name, ctypes.c_int64) for name in ("rows", "d", "f", "block", "step", "gates", "threads")),
     )
 
 
@@ -74,6 +74,9 @@ def _library() -> Any:
         for function, arguments in {"feed": 8, "feed_back": 12, "project": 8, "project_back": 11}.items():
             call = getattr(found, function)
             call.argtypes, call.restype = [at] * arguments, None
+        for function, arguments in {"mix": 13, "mix_back": 19}.items():
+            call = getattr(found, function)
+            call.argtypes, call.restype = [at] * arguments, ctypes.c_int32
     return found
 
 
@@ -105,10 +108,10 @@ class _Feed(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        _, _, rows, d, f, block, gates, threads = ctx.call
+        _, _, rows, d, f, block, step, gates, _ = ctx.call
         x, scale, normed, rates, hidden, *kept = ctx.saved_tensors
         opened, weights, grad = kept[:gates], kept[gates:], grads[0].contiguous()
-        rooms = [x.new_empty(threads * block, f) for _ in range(gates)]
+        rooms = [x.new_empty(step, f) for _ in range(gates)]
         of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
         of_norms = None if scale is None else x.new_empty(-(-rows // block), d)
         wanted = ctx.needs_input_grad[4:]
@@ -161,12 +164,72 @@ class _Project(torch.autograd.Function):
         given = [one if one.stride(-1) == 1 else one.contiguous() for one in grads]
         wanted = zip((x, weight, weight[:, 0]), ctx.needs_input_grad, strict=False)
         of_x, of_weight, of_bias = (torch.empty_like(one) if want else None for one, want in wanted)
-        room = x.new_empty(ctx.call[-1] * ctx.call[5], len(weight))
+        room = x.new_empty(ctx.call[6], len(weight))
         _library().project_back(
             ctypes.byref(_Call(*ctx.call)), ctypes.byref(_Heads(*ctx.heads, _at(cos), _at(sin))), *map(_view, given),
             _at(x), _at(weight), _at(room), _at(of_x), _at(of_weight), _at(of_bias),
         )  # fmt: skip
         return of_x, of_weight, of_bias, None, None, None, None
+
+
+class _Mix(torch.autograd.Function):
+    """Autograd function of attention with its projections: x, numbers of heads and widths of k and v, causality, scale of
+    scores, tables of a rotation and their pairing, eps and weight of the norm before them, weights and biases of both
+    layers. After a norm, x is added to the result."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, heads: tuple[int, ...], causal: bool, factor: float, cos: Tensor | None,
+        sin: Tensor | None, near: bool, eps: float, scale: Tensor | None, weight: Tensor, bias: Tensor | None,
+        after: Tensor, offset: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        x = x.contiguous()
+        (b, s, d), (n, g, h, width) = x.shape, heads
+        r = 0 if cos is None else cos.shape[-1] * cos.shape[-2]
+        of_row = s * r if cos is not None and cos.dim() == 5 and len(cos) == b > 1 else 0
+        ctx.eps, ctx.call = eps, _blocks(b * s, d, len(weight), text=s)
+        ctx.heads, ctx.sizes = (s, n, g, h, width, r, near, of_row), (b, n, g, s, s, h, width, causal, factor)
+        qkv, z, y = x.new_empty(b, s, len(weight)), x.new_empty(b, s, n * width), torch.empty_like(x)
+        log_z = x.new_empty(b, n, s)
+        normed, rates = (None, None) if scale is None else (torch.empty_like(x), x.new_empty(b, s, 1))
+        saved = x, scale, normed, rates, weight, after, qkv, z, log_z, cos, sin
+        if _library().mix(
+            *_Mix._call(ctx, *saved), *map(_at, (x, weight, bias, after, offset, qkv, z, log_z, y))
+        ):
+            raise MemoryError("attention")
+        ctx.save_for_backward(*saved)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = x, scale, _, _, weight, after, qkv, z, log_z, _, _ = ctx.saved_tensors
+        block, step = ctx.call[5:7]
+        wanted = ctx.needs_input_grad[-4:]
+        made = [
+            one.new_empty(one.shape[: 2 - i % 2]) if want else None
+            for i, (one, want) in enumerate(zip((weight, weight, after, after), wanted, strict=True))
+        ]
+        of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
+        blocks = -(-len(qkv.flatten(0, 1)) // step) * -(-step // block)
+        of_norms = None if scale is None else x.new_zeros(blocks, x.shape[-1])
+        grad, room, room_z = grads[0].contiguous(), x.new_empty(step, len(weight)), x.new_empty(step, z.shape[-1])
+        if _library().mix_back(
+            *_Mix._call(ctx, *saved),
+            *map(_at, (of_norms, grad, x, weight, after, qkv, z, log_z, room, room_z, of_x, *made)),
+        ):
+            raise MemoryError("the gradient of attention")
+        return of_x, *[None] * 7, None if of_norms is None else of_norms.sum(0), *made
+
+    @staticmethod
+    def _call(ctx: Any, x: Tensor, scale: Any, normed: Any, rates: Any, *others: Any) -> tuple[Any, ...]:
+        """Returns the descriptions of a call, for the C++."""
+        *_, cos, sin = others
+        parts = (
+            _Call(*ctx.call), _Norm(_at(scale), _at(normed), _at(rates), ctx.eps),
+            _Heads(*ctx.heads, _at(cos), _at(sin)), fused_loops.AttentionSizes(*ctx.sizes),
+        )  # fmt: skip
+        return tuple(map(ctypes.byref, parts))
 
 
 def project(
@@ -204,10 +267,13 @@ def _plain(module: nn.Module) -> bool:
     return "forward" not in vars(module) and unseen(module)
 
 
-def _blocks(rows: int, d: int, f: int, gates: int = 0) -> tuple[Any, ...]:
-    """Returns the fields of a call on `rows` rows by this thread's number of threads."""
+def _blocks(rows: int, d: int, f: int, gates: int = 0, text: int | None = None) -> tuple[Any, ...]:
+    """Returns the fields of a call on `rows` rows by this thread's number of threads, which together take whole texts of
+    `text` rows."""
     threads = torch.get_num_threads()
-    return *_product(), rows, d, f, min(BLOCK, -(-rows // threads)), gates, threads
+    step = threads * BLOCK if text is None else max(1, threads * BLOCK // text) * text
+    block = min(BLOCK, -(-min(rows, step) // threads))
+    return *_product(), rows, d, f, block, threads * block if text is None else min(rows, step), gates, threads
 
 
 def feed(
@@ -216,17 +282,46 @@ def feed(
     """Returns the output (..., d) of a feed-forward network of x (..., d), for a training step: layers `before` its
     loop, two for SwiGLU and one for GELU, and the layer `after` it. With a norm, returns x + network(norm(x))."""
     layers, d, f = (*before, after), x.shape[-1], after.weight.shape[1]
-    if not _serve(network, x, layers, ((f, d),) * len(before) + ((d, f),)):
+    scale = _scale(norm, d)
+    if scale is None or not _serve(network, x, layers, ((f, d),) * len(before) + ((d, f),)):
         return None
-    scale = None
-    if norm is not None:
-        if type(norm) is not RMSNorm or norm.weight is None or not _plain(norm) or norm.weight.shape != (d,):
-            return None
-        scale = norm.factor().contiguous()
-        if not fused_loops.serves(scale):
-            return None
     matrices = (*(one.weight for one in layers), *(one.bias for one in layers))
-    return _Feed.apply(x, len(before), 0.0 if scale is None else float(cast(RMSNorm, norm).eps), scale, *matrices)
+    return _Feed.apply(x, len(before), *scale, *matrices)
+
+
+def _scale(norm: Norm | None, d: int) -> tuple[float, Tensor | None] | None:
+    """Returns eps and weight (d,) of an RMS norm; (0, None) for no norm, and None for one that the C++ does not
+    compute."""
+    if norm is None:
+        return 0.0, None
+    if type(norm) is not RMSNorm or norm.weight is None or not _plain(norm) or norm.weight.shape != (d,):
+        return None
+    scale = norm.factor().contiguous()
+    return (float(norm.eps), scale) if fused_loops.serves(scale) else None
+
+
+def mix(
+    mixer: nn.Module, x: Tensor, layers: tuple[Linear, Linear], heads: tuple[int, int, int, int], causal: bool,
+    factor: float, rotation: tuple[Tensor, Tensor, int] | None, norm: Norm | None = None,
+) -> Tensor | None:  # fmt: skip
+    """Returns the output (b, s, d) of attention of x (b, s, d), each row one text, for a training step. With a norm,
+    returns x + attention(norm(x)).
+
+    layers    the projections to q, k and v, and of z
+    heads     n, g, h, hv
+    factor    scale of scores
+    rotation  tables of cos and sin and the axis of pairs, for q and k; None without rotation"""
+    (n, g, h, width), d = heads, x.shape[-1]
+    cos, sin, axis = rotation or (None, None, -2)
+    if x.dim() != 3 or (cos is not None and (cos.shape[-3] != 1 or cos.shape[-4] != x.shape[1])):
+        return None
+    scale = _scale(norm, d)
+    tables = () if cos is None or sin is None else (cos.contiguous(), sin.contiguous())
+    shapes = ((n + g) * h + g * width, d), (d, n * width)
+    if scale is None or not _serve(mixer, x, layers, shapes, *tables):
+        return None
+    matrices = [one for layer in layers for one in (layer.weight, layer.bias)]
+    return _Mix.apply(x, heads, causal, factor, *(tables or (None, None)), axis == -1, *scale, *matrices)
 
 
 def _view(x: Tensor) -> Any:

@@ -100,7 +100,7 @@ class FFN(nn.Module):
         batch."""
         return self.by_token
 
-    def added_at_once(self, x: Tensor, norm: Norm) -> Tensor | None:
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> Tensor | None:
         """Returns x + self(norm(x)) in one operation of a training step; None if this network, or the machine, has no
         such operation."""
         return None

@@ -61,7 +61,7 @@ class Glu(FFN):
         owner.share("hidden", self.up_proj.outs[0])
         self.enter = owner.enter
 
-    def added_at_once(self, x: Tensor, norm: Norm) -> Tensor | None:
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> Tensor | None:
         return None if self.enter is not None else self._in_blocks(x, norm)
 
     def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
