@@ -21,7 +21,7 @@ from glassformer.parts.mixer import Attention
 from glassformer.parts.norm import RMSNorm
 from glassformer.parts.position.rotary import Rotary
 from glassformer.parts.projection import FusedQKV
-from glassformer.parts.residual.base import Feed
+from glassformer.parts.residual.base import PartBranch
 from glassformer.parts.residual.pre import Pre
 
 from .test_few_rows import SANITIZED, check_against_the_twin
@@ -195,10 +195,10 @@ def test_subclasses_compute_as_they_say(called: dict[str, int]) -> None:
     x, pass_ = drawn(2, 64, 24), Pass(0, 64)
     for norm, network in ((RMSNorm(24), Louder(24, 50)), (Longer(24), Mlp(24, 50))):
         meant = x + network(norm(x))
-        torch.testing.assert_close(Pre(norm, norm).feed(x, Feed(network, pass_)), meant)
+        torch.testing.assert_close(Pre(norm, norm).feed(x, PartBranch(network, pass_)), meant)
     patched: Any = Mlp(24, 50)
     patched.forward = lambda x, pass_=None: x
-    assert torch.equal(Pre(RMSNorm(24), RMSNorm(24)).feed(x, Feed(patched, pass_)), x + RMSNorm(24)(x))
+    assert torch.equal(Pre(RMSNorm(24), RMSNorm(24)).feed(x, PartBranch(patched, pass_)), x + RMSNorm(24)(x))
     for one, times in ((Attention(24, 2, position=Shorter(12)), (0.5, 1, 1)),
                        (Attention(24, 2, position=Rotary(12), projection=Wider), (1, 1, 5))):  # fmt: skip
         plain = Attention(24, 2, position=Rotary(12))

@@ -25,6 +25,83 @@ constexpr int64_t ROWS = 64;        // rows whose gradients of a weight are adde
 
 inline __m256 number(float x) { return _mm256_set1_ps(x); }
 
+constexpr int64_t WIDE = 16;
+
+// 16 numbers, with the same bits whatever the instructions are.
+#if WITH_512
+constexpr int64_t TILE = 12, PANELS = 2;  // rows, a divisor of BLOCK, and panels (16 columns) of a product in registers
+using Wide = __m512;
+inline Wide wide(const float* x) { return _mm512_loadu_ps(x); }
+inline Wide every(float x) { return _mm512_set1_ps(x); }
+inline Wide wide(const float* x, int64_t count) { return _mm512_maskz_loadu_ps((1u << count) - 1, x); }
+inline void put(float* y, Wide x) { _mm512_storeu_ps(y, x); }
+inline void put(float* y, Wide x, int64_t count) { _mm512_mask_storeu_ps(y, (1u << count) - 1, x); }
+inline Wide fused(Wide a, Wide b, Wide c) { return _mm512_fmadd_ps(a, b, c); }
+inline Wide larger(Wide a, Wide b) { return _mm512_max_ps(a, b); }
+inline Wide kept(Wide x, int64_t count) { return _mm512_maskz_mov_ps((1u << count) - 1, x); }
+inline Wide bounded(Wide x, int64_t count) { return _mm512_mask_mov_ps(every(-INFINITY), (1u << count) - 1, x); }
+inline __m256 half(Wide x, bool other) {
+    const __m512d both = _mm512_castps_pd(x);
+    return _mm256_castpd_ps(other ? _mm512_extractf64x4_pd(both, 1) : _mm512_castpd512_pd256(both));
+}
+#else
+constexpr int64_t TILE = 6, PANELS = 1;
+struct Wide {
+    __m256 one, other;
+};
+inline Wide wide(const float* x) { return {load(x), load(x + 8)}; }
+inline Wide every(float x) { return {number(x), number(x)}; }
+inline Wide wide(const float* x, int64_t count) {
+    if (count == 8) return {load(x), number(0)};
+    float some[WIDE] = {};
+    std::memcpy(some, x, 4 * count);
+    return wide(some);
+}
+inline void put(float* y, Wide x) { store(y, x.one), store(y + 8, x.other); }
+inline void put(float* y, Wide x, int64_t count) {
+    if (count == 8) return store(y, x.one);
+    float some[WIDE];
+    put(some, x);
+    std::memcpy(y, some, 4 * count);
+}
+inline Wide operator+(Wide a, Wide b) { return {_mm256_add_ps(a.one, b.one), _mm256_add_ps(a.other, b.other)}; }
+inline Wide operator-(Wide a, Wide b) { return {_mm256_sub_ps(a.one, b.one), _mm256_sub_ps(a.other, b.other)}; }
+inline Wide operator*(Wide a, Wide b) { return {_mm256_mul_ps(a.one, b.one), _mm256_mul_ps(a.other, b.other)}; }
+inline Wide fused(Wide a, Wide b, Wide c) {
+    return {_mm256_fmadd_ps(a.one, b.one, c.one), _mm256_fmadd_ps(a.other, b.other, c.other)};
+}
+inline Wide larger(Wide a, Wide b) { return {_mm256_max_ps(a.one, b.one), _mm256_max_ps(a.other, b.other)}; }
+inline Wide sigmoid(Wide x) { return {sigmoid(x.one), sigmoid(x.other)}; }
+inline Wide exponential(Wide x) { return {exponential(x.one), exponential(x.other)}; }
+inline __m256 half(Wide x, bool other) { return other ? x.other : x.one; }
+
+struct Bounds {
+    int32_t bits[2 * WIDE];
+    float most[2 * WIDE];
+    constexpr Bounds() : bits(), most() {
+        for (int64_t i = 0; i < 2 * WIDE; ++i) bits[i] = i < WIDE ? -1 : 0, most[i] = i < WIDE ? INFINITY : -INFINITY;
+    }
+};
+constexpr Bounds BOUNDS;
+inline __m256 kept(__m256 x, const int32_t* bits) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)bits), _mm256_castps_si256(x)));
+}
+inline Wide kept(Wide x, int64_t count) {
+    const int32_t* bits = BOUNDS.bits + WIDE - count;
+    return {kept(x.one, bits), kept(x.other, bits + 8)};
+}
+inline Wide bounded(Wide x, int64_t count) {
+    const Wide most = wide(BOUNDS.most + WIDE - count);
+    return {_mm256_min_ps(x.one, most.one), _mm256_min_ps(x.other, most.other)};
+}
+#endif
+// kept and bounded: the first `count` numbers stay; the others become 0, or -infinity.
+struct All {};
+inline Wide kept(Wide x, All) { return x; }
+inline Wide bounded(Wide x, All) { return x; }
+inline float total(Wide x) { return sum(_mm256_add_ps(half(x, false), half(x, true))); }
+inline float largest(Wide x) { return few_rows::largest(_mm256_max_ps(half(x, false), half(x, true))); }
+
 // f(first, last) for pieces of 0 .. count.
 template <typename F>
 inline void in_pieces(int64_t count, F f) {
@@ -42,49 +119,49 @@ inline float product(const float* x, const float* y, int64_t count) {
     return total;
 }
 
-// y[0], y[1] .. = F(x[0], x[1] ..) of `count` numbers; F takes and gives vectors of eight.
+// y[0], y[1] .. = F(x[0], x[1] ..) of `count` numbers; F takes and gives vectors, and may give more.
 template <auto F, size_t N, size_t M>
 inline void each(int64_t count, const float* const (&x)[N], float* const (&y)[M]) {
     in_pieces(count, [=](int64_t first, int64_t last) {
-        __m256 given[N], made[M];
+        Wide given[N], made[3];
         int64_t i = first;
-        for (; i + 8 <= last; i += 8) {
-            for (size_t n = 0; n < N; ++n) given[n] = load(x[n] + i);
+        for (; i + WIDE <= last; i += WIDE) {
+            for (size_t n = 0; n < N; ++n) given[n] = wide(x[n] + i);
             F(given, made);
-            for (size_t n = 0; n < M; ++n) store(y[n] + i, made[n]);
+            for (size_t n = 0; n < M; ++n) put(y[n] + i, made[n]);
         }
         if (i == last) return;
-        float some[8] = {};
-        for (size_t n = 0; n < N; ++n) std::memcpy(some, x[n] + i, 4 * (last - i)), given[n] = load(some);
+        for (size_t n = 0; n < N; ++n) given[n] = wide(x[n] + i, last - i);
         F(given, made);
-        for (size_t n = 0; n < M; ++n) store(some, made[n]), std::memcpy(y[n] + i, some, 4 * (last - i));
+        for (size_t n = 0; n < M; ++n) put(y[n] + i, made[n], last - i);
     });
 }
 
-// SwiGLU: of gate and up; of the gradient, gate and up those of gate and up.
+// SwiGLU: of gate and up; of the gradient, gate and up those of gate and up, and the result again.
 
-inline void gate(const __m256* x, __m256* y) { y[0] = _mm256_mul_ps(_mm256_mul_ps(x[0], sigmoid(x[0])), x[1]); }
+inline void gate(const Wide* x, Wide* y) { y[0] = x[0] * sigmoid(x[0]) * x[1]; }
 
-inline void gate_back(const __m256* x, __m256* y) {
-    const __m256 s = sigmoid(x[1]), silu = _mm256_mul_ps(x[1], s);
-    const __m256 slope = _mm256_fmadd_ps(silu, _mm256_sub_ps(number(1), s), s);
-    y[0] = _mm256_mul_ps(_mm256_mul_ps(slope, x[0]), x[2]);
-    y[1] = _mm256_mul_ps(silu, x[0]);
+inline void gate_back(const Wide* x, Wide* y) {
+    const Wide s = sigmoid(x[1]), silu = x[1] * s;
+    y[0] = fused(silu, every(1) - s, s) * x[0] * x[2];
+    y[1] = silu * x[0];
+    y[2] = silu * x[2];
 }
 
-// GELU: x s, s = sigmoid(SLOPE (x + CUBE x^3)); of the gradient and x that of x.
+// GELU: x s, s = sigmoid(SLOPE (x + CUBE x^3)); of the gradient and x that of x, and the result again.
 
 constexpr float SLOPE = 2 * 0.7978845608028654, CUBE = 0.044715;
 
-inline __m256 rise(__m256 square, float cube) { return _mm256_fmadd_ps(number(SLOPE * cube), square, number(SLOPE)); }
+inline Wide rise(Wide square, float cube) { return fused(every(SLOPE * cube), square, every(SLOPE)); }
 
-inline __m256 open(__m256 x) { return sigmoid(_mm256_mul_ps(x, rise(_mm256_mul_ps(x, x), CUBE))); }
+inline Wide open(Wide x) { return sigmoid(x * rise(x * x, CUBE)); }
 
-inline void gelu(const __m256* x, __m256* y) { y[0] = _mm256_mul_ps(x[0], open(x[0])); }
+inline void gelu(const Wide* x, Wide* y) { y[0] = x[0] * open(x[0]); }
 
-inline void gelu_back(const __m256* x, __m256* y) {
-    const __m256 s = open(x[1]), bend = _mm256_mul_ps(_mm256_mul_ps(x[1], s), _mm256_sub_ps(number(1), s));
-    y[0] = _mm256_mul_ps(x[0], _mm256_fmadd_ps(bend, rise(_mm256_mul_ps(x[1], x[1]), 3 * CUBE), s));
+inline void gelu_back(const Wide* x, Wide* y) {
+    const Wide s = open(x[1]), made = x[1] * s, bend = made * (every(1) - s);
+    y[0] = x[0] * fused(bend, rise(x[1] * x[1], 3 * CUBE), s);
+    y[1] = made;
 }
 
 // RMS norm
@@ -157,83 +234,10 @@ inline float surprise(float* logits, int64_t target, int64_t v, float share) {
 
 // Attention
 
-constexpr int64_t WIDE = 16, BLOCK = 48;  // columns of a panel; rows of q at a time
+constexpr int64_t BLOCK = 48;   // rows of q at a time
 constexpr int64_t GROUP = 4;    // rows of scores at a time, for the processor to do while the sum of one waits
 constexpr int64_t NEAR = 512;   // rows of a matrix that are read where they are; more are copied next to each other
 constexpr int64_t PIECES = 4, LEAST = 256;  // of a head, of queries: for threads that would wait for others
-
-// 16 numbers, with the same bits whatever the instructions are.
-#if WITH_512
-constexpr int64_t TILE = 12, PANELS = 2;  // rows, a divisor of BLOCK, and panels of a product in registers
-using Wide = __m512;
-inline Wide wide(const float* x) { return _mm512_loadu_ps(x); }
-inline Wide every(float x) { return _mm512_set1_ps(x); }
-inline Wide wide(const float* x, int64_t count) { return _mm512_maskz_loadu_ps((1u << count) - 1, x); }
-inline void put(float* y, Wide x) { _mm512_storeu_ps(y, x); }
-inline void put(float* y, Wide x, int64_t count) { _mm512_mask_storeu_ps(y, (1u << count) - 1, x); }
-inline Wide fused(Wide a, Wide b, Wide c) { return _mm512_fmadd_ps(a, b, c); }
-inline Wide larger(Wide a, Wide b) { return _mm512_max_ps(a, b); }
-inline Wide kept(Wide x, int64_t count) { return _mm512_maskz_mov_ps((1u << count) - 1, x); }
-inline Wide bounded(Wide x, int64_t count) { return _mm512_mask_mov_ps(every(-INFINITY), (1u << count) - 1, x); }
-inline __m256 half(Wide x, bool other) {
-    const __m512d both = _mm512_castps_pd(x);
-    return _mm256_castpd_ps(other ? _mm512_extractf64x4_pd(both, 1) : _mm512_castpd512_pd256(both));
-}
-#else
-constexpr int64_t TILE = 6, PANELS = 1;
-struct Wide {
-    __m256 one, other;
-};
-inline Wide wide(const float* x) { return {load(x), load(x + 8)}; }
-inline Wide every(float x) { return {number(x), number(x)}; }
-inline Wide wide(const float* x, int64_t count) {
-    if (count == 8) return {load(x), number(0)};
-    float some[WIDE] = {};
-    std::memcpy(some, x, 4 * count);
-    return wide(some);
-}
-inline void put(float* y, Wide x) { store(y, x.one), store(y + 8, x.other); }
-inline void put(float* y, Wide x, int64_t count) {
-    if (count == 8) return store(y, x.one);
-    float some[WIDE];
-    put(some, x);
-    std::memcpy(y, some, 4 * count);
-}
-inline Wide operator+(Wide a, Wide b) { return {_mm256_add_ps(a.one, b.one), _mm256_add_ps(a.other, b.other)}; }
-inline Wide operator*(Wide a, Wide b) { return {_mm256_mul_ps(a.one, b.one), _mm256_mul_ps(a.other, b.other)}; }
-inline Wide fused(Wide a, Wide b, Wide c) {
-    return {_mm256_fmadd_ps(a.one, b.one, c.one), _mm256_fmadd_ps(a.other, b.other, c.other)};
-}
-inline Wide larger(Wide a, Wide b) { return {_mm256_max_ps(a.one, b.one), _mm256_max_ps(a.other, b.other)}; }
-inline Wide exponential(Wide x) { return {exponential(x.one), exponential(x.other)}; }
-inline __m256 half(Wide x, bool other) { return other ? x.other : x.one; }
-
-struct Bounds {
-    int32_t bits[2 * WIDE];
-    float most[2 * WIDE];
-    constexpr Bounds() : bits(), most() {
-        for (int64_t i = 0; i < 2 * WIDE; ++i) bits[i] = i < WIDE ? -1 : 0, most[i] = i < WIDE ? INFINITY : -INFINITY;
-    }
-};
-constexpr Bounds BOUNDS;
-inline __m256 kept(__m256 x, const int32_t* bits) {
-    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)bits), _mm256_castps_si256(x)));
-}
-inline Wide kept(Wide x, int64_t count) {
-    const int32_t* bits = BOUNDS.bits + WIDE - count;
-    return {kept(x.one, bits), kept(x.other, bits + 8)};
-}
-inline Wide bounded(Wide x, int64_t count) {
-    const Wide most = wide(BOUNDS.most + WIDE - count);
-    return {_mm256_min_ps(x.one, most.one), _mm256_min_ps(x.other, most.other)};
-}
-#endif
-// kept and bounded: the first `count` numbers stay; the others become 0, or -infinity.
-struct All {};
-inline Wide kept(Wide x, All) { return x; }
-inline Wide bounded(Wide x, All) { return x; }
-inline float total(Wide x) { return sum(_mm256_add_ps(half(x, false), half(x, true))); }
-inline float largest(Wide x) { return few_rows::largest(_mm256_max_ps(half(x, false), half(x, true))); }
 
 struct View {  // number i of token t of head n of row b: at[b * row + t * token + n * head + i]
     float* at;

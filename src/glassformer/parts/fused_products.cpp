@@ -160,11 +160,11 @@ using fused_products::Heads;
 using fused_products::Norm;
 using fused_products::View;
 
-// weights, biases: of the matrices before the loop (f, d), (f), then of that after it (d, f), (d). opened: results of the former
-// (rows, f); hidden: that of the loop (rows, f).
+// room: (step, f). weights, biases: of the matrices before the loop (f, d), (f), then of that after it (d, f), (d). opened: results of the former
+// (rows, f). The result of the loop is made again for the gradient, which costs less than memory.
 void feed(
     const Call* call, const Norm* norm, const float* x, const float* const* weights, const float* const* biases,
-    float* const* opened, float* hidden, float* y
+    float* const* opened, float* room, float* y
 ) {
     const Call& c = *call;
     const Norm before = *norm;
@@ -173,7 +173,7 @@ void feed(
         before.forward(x, first, m, d);
         for (int64_t i = 0; i < gates; ++i)
             c.linear(before.of(x) + first * d, weights[i], biases[i], opened[i] + first * f, m, f, d);
-        float *one = opened[0] + first * f, *made = hidden + first * f;
+        float *one = opened[0] + first * f, *made = room + omp_get_thread_num() * c.block * f;
         if (gates == 2)
             fused_products::each<fused_loops::gate>(m * f, {one, opened[1] + first * f}, {made});
         else
@@ -183,12 +183,11 @@ void feed(
     }); });
 }
 
-// rooms: for the gradients of what `feed` opened, each (step, f). grad_x and the gradients of weights and biases are
+// rooms: for the gradients of what `feed` opened, and the result of the loop, each (step, f). grad_x and the gradients of weights and biases are
 // null where they are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight from each block.
 void feed_back(
     const Call* call, const Norm* norm, float* grad_norms, const float* grad, const float* x, const float* const* weights,
-    const float* const* opened, const float* hidden, float* const* rooms, float* grad_x, float* const* grad_weights,
-    float* const* grad_biases
+    const float* const* opened, float* const* rooms, float* grad_x, float* const* grad_weights, float* const* grad_biases
 ) {
     const Call& c = *call;
     const int64_t d = c.d, f = c.f, gates = c.gates;
@@ -205,9 +204,9 @@ void feed_back(
                 c.product(grad + first * d, false, d, weights[gates], false, f, one, f, m, f, d, false);
                 if (gates == 2)
                     fused_products::each<fused_loops::gate_back>(
-                        m * f, {one, open, opened[1] + first * f}, {one, rooms[1] + from * f});
+                        m * f, {one, open, opened[1] + first * f}, {one, rooms[1] + from * f, rooms[2] + from * f});
                 else
-                    fused_products::each<fused_loops::gelu_back>(m * f, {one, open}, {one});
+                    fused_products::each<fused_loops::gelu_back>(m * f, {one, open}, {one, rooms[1] + from * f});
                 for (int64_t i = 0; grad_x && i < gates; ++i)
                     c.product(rooms[i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
                 before.backward(grad, x, grad_x, grad_norms + first / c.block * d, first, m, d);
@@ -216,7 +215,7 @@ void feed_back(
                 for (int64_t i = 0; i < gates; ++i)
                     c.gather(rooms[i] + j, f, read + begin * d, grad_weights[i], grad_biases[i], j, n, d, all, add);
                 if (float* w = grad_weights[gates])
-                    c.product(grad + begin * d, true, d, hidden + begin * f + j, false, f, w + j, f, d, n, all, add);
+                    c.product(grad + begin * d, true, d, rooms[gates] + j, false, f, w + j, f, d, n, all, add);
             });
             if (float* b = grad_biases[gates])
                 c.columns(d, [=](int64_t j, int64_t n) { fused_products::add_rows(grad + begin * d + j, d, all, b + j, n, add); });

@@ -71,7 +71,7 @@ def _library() -> Any:
     found = native.if_possible(SOURCE, native.kernel(), "training in fp32 uses separate products and loops")
     if found is not None:
         at = ctypes.c_void_p
-        for function, arguments in {"feed": 8, "feed_back": 12, "project": 8, "project_back": 11}.items():
+        for function, arguments in {"feed": 8, "feed_back": 11, "project": 8, "project_back": 11}.items():
             call = getattr(found, function)
             call.argtypes, call.restype = [at] * arguments, None
         for function, arguments in {"mix": 13, "mix_back": 19}.items():
@@ -96,22 +96,22 @@ class _Feed(torch.autograd.Function):
         d, f = x.shape[-1], weights[-1].shape[1]
         ctx.call, ctx.eps = _blocks(x.numel() // d, d, f, gates), eps
         opened, y = [x.new_empty(*x.shape[:-1], f) for _ in range(gates)], torch.empty_like(x)
-        hidden = torch.empty_like(opened[0])
+        room = x.new_empty(ctx.call[6], f)
         normed, rates = (None, None) if scale is None else (torch.empty_like(x), x.new_empty((*x.shape[:-1], 1)))
         _library().feed(
             ctypes.byref(_Call(*ctx.call)), ctypes.byref(_Norm(_at(scale), _at(normed), _at(rates), eps)), _at(x),
-            _each(weights), _each(biases), _each(opened), _at(hidden), _at(y),
+            _each(weights), _each(biases), _each(opened), _at(room), _at(y),
         )  # fmt: skip
-        ctx.save_for_backward(x, scale, normed, rates, hidden, *opened, *weights)
+        ctx.save_for_backward(x, scale, normed, rates, *opened, *weights)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         _, _, rows, d, f, block, step, gates, _ = ctx.call
-        x, scale, normed, rates, hidden, *kept = ctx.saved_tensors
+        x, scale, normed, rates, *kept = ctx.saved_tensors
         opened, weights, grad = kept[:gates], kept[gates:], grads[0].contiguous()
-        rooms = [x.new_empty(step, f) for _ in range(gates)]
+        rooms = [x.new_empty(step, f) for _ in range(gates + 1)]
         of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
         of_norms = None if scale is None else x.new_empty(-(-rows // block), d)
         wanted = ctx.needs_input_grad[4:]
@@ -119,7 +119,7 @@ class _Feed(torch.autograd.Function):
         made = [x.new_empty(shape) if want else None for shape, want in zip(shapes, wanted, strict=True)]
         _library().feed_back(
             ctypes.byref(_Call(*ctx.call)), ctypes.byref(_Norm(_at(scale), _at(normed), _at(rates), ctx.eps)),
-            _at(of_norms), _at(grad), _at(x), _each(weights), _each(opened), _at(hidden), _each(rooms), _at(of_x),
+            _at(of_norms), _at(grad), _at(x), _each(weights), _each(opened), _each(rooms), _at(of_x),
             _each(made[: gates + 1]), _each(made[gates + 1 :]),
         )  # fmt: skip
         return of_x, None, None, None if of_norms is None else of_norms.sum(0), *made
