@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 from glassformer.machine import native
 from glassformer.parts import fused_loops
+from glassformer.parts.core.base import BuildContext
+from glassformer.parts.core.cost import Shape
 from glassformer.parts.core.site import unseen
 from glassformer.parts.linear import Linear
 from glassformer.parts.norm.base import Norm
@@ -78,6 +80,12 @@ def _library() -> Any:
             call = getattr(found, function)
             call.argtypes, call.restype = [at] * arguments, ctypes.c_int32
     return found
+
+
+def counts(ctx: BuildContext, shape: Shape) -> bool:
+    """Returns True if costs are those of the C++: in training steps in fp32 on a CPU, with plain weights."""
+    fp32 = shape.phase == "train" and shape.device == "cpu" and shape.products == shape.dtype == torch.float32
+    return fp32 and ctx.reparam is None and shape.tokens >= FROM and _library() is not None
 
 
 class _Norm(ctypes.Structure):

@@ -135,6 +135,11 @@ class FFNConfig(PartConfig, axis="ffn"):
         """Returns parameters, FLOPs (2 for each multiplication with an addition) and bytes of the FFN for the workload
         `shape`."""
 
+    def separate_costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Returns the costs of this FFN with its layers and loops as separate operations, which keep the hidden values
+        that one operation makes again."""
+        return self.costs(ctx, shape)
+
     @abstractmethod
     def width(self, ctx: BuildContext) -> int:
         """Returns the width f of the hidden layer: `hidden`, or its default for this model."""

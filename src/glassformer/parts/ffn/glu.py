@@ -163,6 +163,10 @@ class GluConfig(FFNConfig, kind="glu", words=_WORDS):
         return Glu(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam, self.clamp)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        again = self.activation == "silu" and self.clamp is None and fused_products.counts(ctx, shape)
+        return self.separate_costs(ctx, shape) + Cost(kept=-shape.keeps(again * self.width(ctx)))
+
+    def separate_costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         d, f = ctx.d_model, self.width(ctx)
         down = linear_cost(ctx, shape.reading(shape.products), f, d, bias=self.bias)
         fused = self.activation in FUSED  # keeps gate and up; others phi(gate), up, and the tensors of phi

@@ -88,6 +88,10 @@ class MlpConfig(FFNConfig, kind="mlp", words=_WORDS):
         return Mlp(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        again = self.activation == "gelu_tanh" and fused_products.counts(ctx, shape)
+        return self.separate_costs(ctx, shape) + Cost(kept=-shape.keeps(again * self.width(ctx)))
+
+    def separate_costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         d, f = ctx.d_model, self.width(ctx)
         down = linear_cost(ctx, shape.reading(shape.products), f, d, bias=self.bias)
         phi = Cost(kept=shape.keeps(EXTRA_KEPT[self.activation] * f))

@@ -346,6 +346,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         if shape.phase != "train":
             return Cost()
         turned, normed = self.position is not None and self.position.turns, self.qk_norm is not None
+        turned = turned and not self._at_once(ctx, shape)  # q and k are then turned where they are
         value_dim = self._projection(ctx).value_dim
         facts = {"additive": self.softcap is None, "sinks": self.sinks}
         kept, mask = self._call_keeps(ctx, shape, turned, value_dim, **facts)
@@ -366,6 +367,18 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         elif turned and not self.gain_control:  # z is then laid out head by head, as q, and the output reads a copy
             own += shape.keeps(z)
         return Cost(kept=own) + mask
+
+    def _at_once(self, ctx: BuildContext, shape: Shape) -> bool:
+        """Returns True if a step of this workload computes the mixer in one operation, like `Attention._at_once`."""
+        varied = (self.qk_norm, self.softcap, self.shares, self.clip, self.gain_control or None, self.gated or None)
+        other = self.module() is not Attention or self.projection.tensors != ("qkv",) or self.sinks or self.dropout
+        biased = self.position is not None and (self.position.biases or not self.position.turns)
+        if other or biased or any(one is not None for one in varied):
+            return False
+        seen = self.seen(ctx)
+        plain = seen.only_order and (seen.reach is None or seen.reach >= shape.t)
+        facts = CallFacts(shape.device, shape.products, shape.b, shape.s, shape.t, ctx.head_dim, plain=plain, grad=True)
+        return fused_products.counts(ctx, shape) and self.kernel.build(ctx).in_loops(facts)
 
     def _tensors(self) -> tuple[str, ...]:
         """Returns the names of q, k and v grouped by the tensor that holds them, such as "qkv" for one tensor; clipped
