@@ -65,34 +65,49 @@ void sums_of(const Exact& x, int64_t rows, int64_t n, Exact& to) {
         for (int64_t j = 0; j < n; ++j) to[j] += x[r * n + j];
 }
 
-// RMS norm of the rows of x.
-void normalise(Exact& x, Exact& rate, const Numbers& scale) {
-    const int64_t d = scale.size();
-    for (size_t r = 0; r < rate.size(); ++r) {
-        double square = 0;
-        for (int64_t i = 0; i < d; ++i) square += x[r * d + i] * x[r * d + i];
-        rate[r] = 1 / std::sqrt(square / d + double(1e-3f));
-        for (int64_t i = 0; i < d; ++i) x[r * d + i] *= rate[r] * scale[i];
-    }
-}
+// A norm of the rows of x: none, RMS, or with means; and what the code makes of it.
+struct Before {
+    int64_t rows, d, kind;
+    Numbers scale, offset, made, rates, means, parts;
+    Exact rate, less;
 
-// The gradient of its results becomes that of x, which g is added to; dn: parts of the gradient of its weight.
-void look_at_norm(Exact& of_x, const Exact& g, const Numbers& x, const Exact& rate, const Numbers& scale, const Numbers& dn) {
-    const int64_t d = scale.size();
-    Exact of_scale(d);
-    Numbers total(d);
-    for (size_t r = 0; r < rate.size(); ++r) {
-        double dot = 0;
-        for (int64_t i = 0; i < d; ++i) {
-            of_scale[i] += of_x[r * d + i] * x[r * d + i] * rate[r];
-            dot += of_x[r * d + i] * scale[i] * x[r * d + i] * rate[r] / d;
-        }
-        for (int64_t i = 0; i < d; ++i)
-            of_x[r * d + i] = rate[r] * (of_x[r * d + i] * scale[i] - x[r * d + i] * rate[r] * dot) + g[r * d + i];
+    Before(int64_t rows, int64_t d, int64_t blocks)
+        : rows(rows), d(d), kind(draw() % 4), scale(drawn(d)), offset(drawn(d)), made(rows * d), rates(rows), means(rows),
+          parts(blocks * d * (kind == 3 ? 2 : 1)), rate(rows, 1), less(rows) {}
+    Norm norm() {
+        return {kind ? scale.data() : nullptr, kind == 3 ? offset.data() : nullptr, made.data(), rates.data(),
+                kind > 1 ? means.data() : nullptr, 1e-3f};
     }
-    for (size_t i = 0; i < dn.size(); ++i) total[i % d] += dn[i];
-    look(total, of_scale);
-}
+    void normalise(Exact& x) {
+        for (int64_t r = 0; kind && r < rows; ++r) {
+            double square = 0;
+            for (int64_t i = 0; kind > 1 && i < d; ++i) less[r] += x[r * d + i] / d;
+            for (int64_t i = 0; i < d; ++i) x[r * d + i] -= less[r], square += x[r * d + i] * x[r * d + i];
+            rate[r] = 1 / std::sqrt(square / d + double(1e-3f));
+            for (int64_t i = 0; i < d; ++i) x[r * d + i] = x[r * d + i] * rate[r] * scale[i] + (kind == 3 ? offset[i] : 0.0);
+        }
+    }
+    // The gradient of the results becomes that of x, which g is added to.
+    void compare(Exact& of_x, const Exact& g, const Numbers& x) const {
+        if (!kind) return;
+        const int64_t count = kind == 3 ? 2 * d : d;
+        Exact of_weights(count);
+        Numbers total(count);
+        for (int64_t r = 0; r < rows; ++r) {
+            double dot = 0, all = 0;
+            const auto unit = [&](int64_t i) { return (x[r * d + i] - less[r]) * rate[r]; };
+            for (int64_t i = 0; i < d; ++i) {
+                const double to = of_x[r * d + i];
+                of_weights[i] += to * unit(i), dot += to * scale[i] * unit(i) / d, all += to * scale[i] / d;
+                if (kind == 3) of_weights[d + i] += to;
+            }
+            for (int64_t i = 0; i < d; ++i)
+                of_x[r * d + i] = rate[r] * (of_x[r * d + i] * scale[i] - unit(i) * dot - (kind > 1 ? all : 0)) + g[r * d + i];
+        }
+        for (size_t i = 0; i < parts.size(); ++i) total[i % count] += parts[i];
+        look(total, of_weights);
+    }
+};
 
 // Angles of `tokens` tokens, and their tables.
 struct Turns {
@@ -123,10 +138,11 @@ struct Turns {
 
 void feeding() {
     const int64_t rows = some(70), d = some(30), f = some(40), gates = some(2), block = some(20), threads = some(3);
-    const bool bias = draw() % 2, normed = draw() % 2;
+    const bool bias = draw() % 2;
+    Before before(rows, d, (rows + block - 1) / block);
+    const bool normed = before.kind;
     const Call call{plain, alone, rows, d, f, block, threads * block, gates, threads};
-    Numbers x = drawn(rows * d), grad = drawn(rows * d), scale = drawn(d), made_norm(rows * d), rates(rows), y(rows * d),
-            room(threads * block * f), dx(rows * d), dn((rows + block - 1) / block * d);
+    Numbers x = drawn(rows * d), grad = drawn(rows * d), y(rows * d), room(threads * block * f), dx(rows * d);
     std::vector<Numbers> weights, biases, opened(gates, Numbers(rows * f)), rooms(gates + 1, Numbers(threads * block * f)), dw, db;
     std::vector<const float*> at_weights, at_biases, at_opened;
     std::vector<float*> to_opened, at_rooms, at_dw, at_db;
@@ -139,14 +155,14 @@ void feeding() {
         at_dw.push_back(dw[i].data()), at_db.push_back(bias ? db[i].data() : nullptr), at_rooms.push_back(rooms[i].data());
         if (i < gates) at_opened.push_back(opened[i].data()), to_opened.push_back(opened[i].data());
     }
-    const Norm norm{normed ? scale.data() : nullptr, made_norm.data(), rates.data(), 1e-3f};
+    const Norm norm = before.norm();
     feed(&call, &norm, x.data(), at_weights.data(), at_biases.data(), to_opened.data(), room.data(), y.data());
     const bool frozen = draw() % 2, leaf = !normed && draw() % 2;
     if (frozen) at_dw[0] = nullptr;
-    feed_back(&call, &norm, dn.data(), grad.data(), x.data(), at_weights.data(), at_opened.data(), at_rooms.data(), leaf ? nullptr : dx.data(), at_dw.data(), at_db.data());
+    feed_back(&call, &norm, before.parts.data(), grad.data(), x.data(), at_weights.data(), at_opened.data(), at_rooms.data(), leaf ? nullptr : dx.data(), at_dw.data(), at_db.data());
 
-    Exact in = wide(x), rate(rows, 1);
-    if (normed) normalise(in, rate, scale);
+    Exact in = wide(x);
+    before.normalise(in);
     std::vector<Exact> open, exact;
     for (int64_t i = 0; i <= gates; ++i) exact.push_back(wide(weights[i]));
     for (int64_t i = 0; i < gates; ++i) {
@@ -175,7 +191,7 @@ void feeding() {
     }
     look(dw[gates], times(g.data(), 1, d, inner.data(), f, 1, d, f, rows));
     if (bias) sums_of(g, rows, d, sums), look(db[gates], sums);
-    if (normed) look_at_norm(of_x, g, x, rate, scale, dn);
+    before.compare(of_x, g, x);
     if (!leaf) look(dx, of_x);
 }
 
@@ -221,25 +237,25 @@ void mixing() {
     const int64_t b = some(4), s = some(30), g = some(2), n = g * some(2), d = some(20), h = 2 * some(9), v = some(20);
     const int64_t r = draw() % 3 ? 2 * some(h / 2) : 0, rows = b * s, threads = some(3), texts = some(b), step = texts * s;
     const int64_t block = 1 + draw() % step, o = (n + g) * h + g * v, w = n * v;
-    const bool bias = draw() % 2, normed = draw() % 2, causal = draw() % 2, each = b > 1 && draw() % 2;
+    const bool bias = draw() % 2, causal = draw() % 2, each = b > 1 && draw() % 2;
     const Turns turns(each ? rows : s, r, draw() % 2);
     const Call call{plain, alone, rows, d, o, block, step, 0, threads};
     const Heads heads{s, n, g, h, v, r, turns.near, each ? s * r : 0, turns.cosine.data(), turns.sine.data()};
     const Attention attention{b, n, g, s, s, h, v, causal, 0.4f};
-    const int64_t blocks = (rows + step - 1) / step * ((step + block - 1) / block);
+    Before before(rows, d, (rows + step - 1) / step * ((step + block - 1) / block));
+    const bool normed = before.kind;
     const Numbers x = drawn(rows * d), weight = drawn(o * d, 0.3f), offset = drawn(o), after = drawn(d * w, 0.3f), last = drawn(d),
-                  scale = drawn(d), grad = drawn(rows * d);
-    Numbers made_norm(rows * d), rates(rows), qkv(rows * o), z(rows * w), log_z(b * n * s), y(rows * d), dn(blocks * d),
-        room(step * o), room_z(step * w), dx(rows * d), dw(o * d), db(o), da(d * w), dl(d);
-    const Norm norm{normed ? scale.data() : nullptr, made_norm.data(), rates.data(), 1e-3f};
+                  grad = drawn(rows * d);
+    Numbers qkv(rows * o), z(rows * w), log_z(b * n * s), y(rows * d), room(step * o), room_z(step * w), dx(rows * d), dw(o * d), db(o), da(d * w), dl(d);
+    const Norm norm = before.norm();
     wrong += mix(&call, &norm, &heads, &attention, x.data(), weight.data(), bias ? offset.data() : nullptr, after.data(),
                  bias ? last.data() : nullptr, qkv.data(), z.data(), log_z.data(), y.data());
-    wrong += mix_back(&call, &norm, &heads, &attention, dn.data(), grad.data(), x.data(), weight.data(), after.data(), qkv.data(),
+    wrong += mix_back(&call, &norm, &heads, &attention, before.parts.data(), grad.data(), x.data(), weight.data(), after.data(), qkv.data(),
                       z.data(), log_z.data(), room.data(), room_z.data(), dx.data(), dw.data(), bias ? db.data() : nullptr,
                       da.data(), bias ? dl.data() : nullptr);
 
-    Exact in = wide(x), rate(rows, 1);
-    if (normed) normalise(in, rate, scale);
+    Exact in = wide(x);
+    before.normalise(in);
     const Exact of_qkv = wide(weight), of_z = wide(after), gy = wide(grad);
     Exact open = times(in.data(), d, 1, of_qkv.data(), 1, d, rows, o, d), mixed(rows * w), closed(rows * o);
     for (int64_t j = 0; bias && j < rows * o; ++j) open[j] += offset[j % o];
@@ -286,7 +302,7 @@ void mixing() {
     look(dw, times(closed.data(), 1, o, in.data(), d, 1, o, d, rows));
     look(da, times(gy.data(), 1, d, mixed.data(), w, 1, d, w, rows));
     if (bias) sums_of(closed, rows, o, sums), look(db, sums), sums_of(gy, rows, d, sums), look(dl, sums);
-    if (normed) look_at_norm(of_x, gy, x, rate, scale, dn);
+    before.compare(of_x, gy, x);
     look(dx, of_x);
 }
 

@@ -88,32 +88,60 @@ struct Call {
     }
 };
 
-// An RMS norm before the first matrices, whose x is added to y: its weight (d), or null without a norm, results and rates.
+constexpr int64_t WIDEST = 1 << 13;  // most numbers of a row with a mean; `fused_products.py` has the same
+
+inline float mean(const float* x, int64_t d) {
+    __m256 sums = _mm256_setzero_ps();
+    int64_t i = 0;
+    for (; i + 8 <= d; i += 8) sums = _mm256_add_ps(sums, few_rows::load(x + i));
+    float total = few_rows::sum(sums);
+    for (; i < d; ++i) total += x[i];
+    return total / d;
+}
+
+// A norm before the first matrices, whose x is added to y: its weight (d), or null without a norm, results and rates. RMS, or with
+// an offset (d) and means that of x - mean(x).
 struct Norm {
-    const float* weight;
-    float *normed, *rates;
+    const float *weight, *offset;
+    float *normed, *rates, *means;
     float eps;
+
+    int64_t sums(int64_t d) const { return offset ? 2 * d : d; }  // numbers of the gradients of weight and offset
 
     // What the matrices read.
     const float* of(const float* x) const { return weight ? normed : x; }
 
+    const float* centred(const float* x, int64_t r, int64_t d, float* row) const {
+        if (!means) return x;
+        for (int64_t i = 0; i < d; ++i) row[i] = x[i] - means[r];
+        return row;
+    }
+
     void forward(const float* x, int64_t first, int64_t m, int64_t d) const {
-        for (int64_t r = first; weight && r < first + m; ++r)
-            rates[r] = fused_loops::norm(x + r * d, weight, normed + r * d, d, eps);
+        float row[WIDEST];
+        for (int64_t r = first; weight && r < first + m; ++r) {
+            float* y = normed + r * d;
+            if (means) means[r] = mean(x + r * d, d);
+            rates[r] = fused_loops::norm(centred(x + r * d, r, d, row), weight, y, d, eps);
+            for (int64_t i = 0; offset && i < d; ++i) y[i] += offset[i];
+        }
     }
 
     void add(const float* x, float* y, int64_t first, int64_t m, int64_t d) const {
         for (int64_t i = first * d; weight && i < (first + m) * d; ++i) y[i] += x[i];
     }
 
-    // grad_x, the gradient of the results, becomes that of x; `grad` is that of y. sums (d): the gradient of the weight.
+    // grad_x, the gradient of the results, becomes that of x; `grad` is that of y. sums (d, and d of the offset): of the weights.
     void backward(const float* grad, const float* x, float* grad_x, float* sums, int64_t first, int64_t m, int64_t d) const {
         if (!weight) return;
-        std::fill(sums, sums + d, 0.0f);
+        float row[WIDEST];
+        std::fill(sums, sums + this->sums(d), 0.0f);
         for (int64_t r = first; r < first + m; ++r) {
             float* to = grad_x + r * d;
-            fused_loops::norm_back(to, x + r * d, weight, rates[r], to, sums, d);
-            for (int64_t i = 0; i < d; ++i) to[i] += grad[r * d + i];
+            for (int64_t i = 0; offset && i < d; ++i) sums[d + i] += to[i];
+            fused_loops::norm_back(to, centred(x + r * d, r, d, row), weight, rates[r], to, sums, d);
+            const float less = means ? mean(to, d) : 0;
+            for (int64_t i = 0; i < d; ++i) to[i] += grad[r * d + i] - less;
         }
     }
 };
@@ -184,7 +212,7 @@ void feed(
 }
 
 // rooms: for the gradients of what `feed` opened, and the result of the loop, each (step, f). grad_x and the gradients of weights and biases are
-// null where they are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight from each block.
+// null where they are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight and offset from each block.
 void feed_back(
     const Call* call, const Norm* norm, float* grad_norms, const float* grad, const float* x, const float* const* weights,
     const float* const* opened, float* const* rooms, float* grad_x, float* const* grad_weights, float* const* grad_biases
@@ -209,7 +237,7 @@ void feed_back(
                     fused_products::each<fused_loops::gelu_back>(m * f, {one, open}, {one, rooms[1] + from * f});
                 for (int64_t i = 0; grad_x && i < gates; ++i)
                     c.product(rooms[i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
-                before.backward(grad, x, grad_x, grad_norms + first / c.block * d, first, m, d);
+                before.backward(grad, x, grad_x, grad_norms + first / c.block * before.sums(d), first, m, d);
             });
             c.columns(f, [=](int64_t j, int64_t n) {
                 for (int64_t i = 0; i < gates; ++i)
@@ -306,7 +334,7 @@ int32_t mix(
 }
 
 // rooms: for the gradients of qkv and z, (step, o) and (step, i). grad_x and the gradients of weights and biases are null where they
-// are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight from each block.
+// are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight and offset from each block.
 int32_t mix_back(
     const Call* call, const Norm* norm, const Heads* heads, const Attention* attention, float* grad_norms, const float* grad,
     const float* x, const float* weight, const float* after, const float* qkv, const float* z, const float* log_z, float* room,
@@ -335,7 +363,7 @@ int32_t mix_back(
                 const int64_t first = begin + from;
                 of.turn_in_place(room, begin, first, m, -1);
                 if (grad_x) c.product(room + from * o, false, o, weight, false, d, grad_x + first * d, d, m, d, o, false);
-                before.backward(grad, x, grad_x, grad_norms + (begin / c.step * ((c.step + c.block - 1) / c.block) + from / c.block) * d, first, m, d);
+                before.backward(grad, x, grad_x, grad_norms + (begin / c.step * ((c.step + c.block - 1) / c.block) + from / c.block) * before.sums(d), first, m, d);
             });
             c.columns(o, [=](int64_t j, int64_t n) {
                 c.gather(room + j, o, before.of(x) + begin * d, grad_weight, grad_bias, j, n, d, all, add);

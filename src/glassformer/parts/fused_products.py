@@ -18,7 +18,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,12 @@ from glassformer.parts.core.cost import Shape
 from glassformer.parts.core.site import unseen
 from glassformer.parts.linear import Linear
 from glassformer.parts.norm.base import Norm
-from glassformer.parts.norm.rmsnorm import RMSNorm
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 FROM = 64
 """Least number of rows for which blocks are used."""
+WIDEST = 1 << 13
+"""Largest width of a norm."""
 BLOCK = 256
 """Number of rows of a block, or fewer so that each thread has a block."""
 
@@ -89,48 +90,75 @@ def counts(ctx: BuildContext, shape: Shape) -> bool:
 
 
 class _Norm(ctypes.Structure):
-    """Addresses of the weight of an RMS norm, of its results and rates, and its eps; nulls without a norm."""
+    """Addresses of weight, offset, results, rates and means of a norm, and its eps; nulls for what it lacks, or without
+    a norm."""
 
-    _fields_ = (*((name, ctypes.c_void_p) for name in ("weight", "normed", "rates")), ("eps", ctypes.c_float))
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "offset", "normed", "rates", "means")),
+        ("eps", ctypes.c_float),
+    )
+
+    @staticmethod
+    def made(x: Tensor, scale: Tensor | None, centred: bool) -> tuple[Tensor | None, ...]:
+        """Returns empty tensors for results, rates and means of x."""
+        if scale is None:
+            return None, None, None
+        rates = x.new_empty(x.shape[:-1])
+        return torch.empty_like(x), rates, torch.empty_like(rates) if centred else None
+
+    @staticmethod
+    def of(eps: float, *tensors: Tensor | None) -> Any:
+        return ctypes.byref(_Norm(*map(_at, tensors), eps))
+
+    @staticmethod
+    def gradients(parts: Tensor | None, d: int, offset: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the gradients of weight and offset from those of each block of rows, next to each other."""
+        if parts is None:
+            return None, None
+        return parts[:, :d].sum(0), None if offset is None else parts[:, d:].sum(0)
 
 
 class _Feed(torch.autograd.Function):
-    """Autograd function of a feed-forward network: x, the number of matrices before the loop, eps and weight of the
-    norm before them, all weights, all biases. After a norm, x is added to the result."""
+    """Autograd function of a feed-forward network: x, the number of matrices before the loop, the norm before them as
+    `RowNorm`, all weights, all biases. After a norm, x is added to the result."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gates: int, eps: float, scale: Tensor | None, *matrices: Any) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, gates: int, eps: float, centred: bool, scale: Tensor | None, offset: Tensor | None,
+        *matrices: Any,
+    ) -> Tensor:  # fmt: skip
         x, weights, biases = x.contiguous(), *(matrices[i : i + gates + 1] for i in (0, gates + 1))
         d, f = x.shape[-1], weights[-1].shape[1]
         ctx.call, ctx.eps = _blocks(x.numel() // d, d, f, gates), eps
         opened, y = [x.new_empty(*x.shape[:-1], f) for _ in range(gates)], torch.empty_like(x)
         room = x.new_empty(ctx.call[6], f)
-        normed, rates = (None, None) if scale is None else (torch.empty_like(x), x.new_empty((*x.shape[:-1], 1)))
+        norm = scale, offset, *_Norm.made(x, scale, centred)
         _library().feed(
-            ctypes.byref(_Call(*ctx.call)), ctypes.byref(_Norm(_at(scale), _at(normed), _at(rates), eps)), _at(x),
-            _each(weights), _each(biases), _each(opened), _at(room), _at(y),
+            ctypes.byref(_Call(*ctx.call)), _Norm.of(eps, *norm), _at(x), _each(weights), _each(biases), _each(opened),
+            _at(room), _at(y),
         )  # fmt: skip
-        ctx.save_for_backward(x, scale, normed, rates, *opened, *weights)
+        ctx.save_for_backward(x, *norm, *opened, *weights)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         _, _, rows, d, f, block, step, gates, _ = ctx.call
-        x, scale, normed, rates, *kept = ctx.saved_tensors
+        x, *kept = ctx.saved_tensors
+        norm, kept = kept[:5], kept[5:]
         opened, weights, grad = kept[:gates], kept[gates:], grads[0].contiguous()
         rooms = [x.new_empty(step, f) for _ in range(gates + 1)]
+        scale, offset, *_ = norm
         of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
-        of_norms = None if scale is None else x.new_empty(-(-rows // block), d)
-        wanted = ctx.needs_input_grad[4:]
+        of_norms = None if scale is None else x.new_empty(-(-rows // block), d if offset is None else 2 * d)
+        wanted = ctx.needs_input_grad[6:]
         shapes = [weight.shape for weight in weights] + [weight.shape[:1] for weight in weights]
         made = [x.new_empty(shape) if want else None for shape, want in zip(shapes, wanted, strict=True)]
         _library().feed_back(
-            ctypes.byref(_Call(*ctx.call)), ctypes.byref(_Norm(_at(scale), _at(normed), _at(rates), ctx.eps)),
-            _at(of_norms), _at(grad), _at(x), _each(weights), _each(opened), _each(rooms), _at(of_x),
-            _each(made[: gates + 1]), _each(made[gates + 1 :]),
+            ctypes.byref(_Call(*ctx.call)), _Norm.of(ctx.eps, *norm), _at(of_norms), _at(grad), _at(x), _each(weights),
+            _each(opened), _each(rooms), _at(of_x), _each(made[: gates + 1]), _each(made[gates + 1 :]),
         )  # fmt: skip
-        return of_x, None, None, None if of_norms is None else of_norms.sum(0), *made
+        return of_x, None, None, None, *_Norm.gradients(of_norms, d, offset), *made
 
 
 class _Heads(ctypes.Structure):
@@ -181,15 +209,15 @@ class _Project(torch.autograd.Function):
 
 
 class _Mix(torch.autograd.Function):
-    """Autograd function of attention with its projections: x, numbers of heads and widths of k and v, causality, scale of
-    scores, tables of a rotation and their pairing, eps and weight of the norm before them, weights and biases of both
+    """Autograd function of attention with its projections: x, numbers of heads and widths of k and v, causality, scale
+    of scores, tables of a rotation and their pairing, the norm before them as `RowNorm`, weights and biases of both
     layers. After a norm, x is added to the result."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, heads: tuple[int, ...], causal: bool, factor: float, cos: Tensor | None,
-        sin: Tensor | None, near: bool, eps: float, scale: Tensor | None, weight: Tensor, bias: Tensor | None,
-        after: Tensor, offset: Tensor | None,
+        sin: Tensor | None, near: bool, eps: float, centred: bool, scale: Tensor | None, offset: Tensor | None,
+        weight: Tensor, bias: Tensor | None, after: Tensor, bias_after: Tensor | None,
     ) -> Tensor:  # fmt: skip
         x = x.contiguous()
         (b, s, d), (n, g, h, width) = x.shape, heads
@@ -199,19 +227,18 @@ class _Mix(torch.autograd.Function):
         ctx.heads, ctx.sizes = (s, n, g, h, width, r, near, of_row), (b, n, g, s, s, h, width, causal, factor)
         qkv, z, y = x.new_empty(b, s, len(weight)), x.new_empty(b, s, n * width), torch.empty_like(x)
         log_z = x.new_empty(b, n, s)
-        normed, rates = (None, None) if scale is None else (torch.empty_like(x), x.new_empty(b, s, 1))
-        saved = x, scale, normed, rates, weight, after, qkv, z, log_z, cos, sin
-        if _library().mix(
-            *_Mix._call(ctx, *saved), *map(_at, (x, weight, bias, after, offset, qkv, z, log_z, y))
-        ):
+        norm = scale, offset, *_Norm.made(x, scale, centred)
+        given = x, weight, bias, after, bias_after, qkv, z, log_z, y
+        if _library().mix(*_Mix._call(ctx, norm, cos, sin), *map(_at, given)):
             raise MemoryError("attention")
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(x, weight, after, qkv, z, log_z, cos, sin, *norm)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        saved = x, scale, _, _, weight, after, qkv, z, log_z, _, _ = ctx.saved_tensors
+        x, weight, after, qkv, z, log_z, cos, sin, *norm = ctx.saved_tensors
+        (scale, offset, *_), d = norm, x.shape[-1]
         block, step = ctx.call[5:7]
         wanted = ctx.needs_input_grad[-4:]
         made = [
@@ -220,24 +247,18 @@ class _Mix(torch.autograd.Function):
         ]
         of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
         blocks = -(-len(qkv.flatten(0, 1)) // step) * -(-step // block)
-        of_norms = None if scale is None else x.new_zeros(blocks, x.shape[-1])
+        of_norms = None if scale is None else x.new_zeros(blocks, d if offset is None else 2 * d)
         grad, room, room_z = grads[0].contiguous(), x.new_empty(step, len(weight)), x.new_empty(step, z.shape[-1])
-        if _library().mix_back(
-            *_Mix._call(ctx, *saved),
-            *map(_at, (of_norms, grad, x, weight, after, qkv, z, log_z, room, room_z, of_x, *made)),
-        ):
+        given = of_norms, grad, x, weight, after, qkv, z, log_z, room, room_z, of_x, *made
+        if _library().mix_back(*_Mix._call(ctx, norm, cos, sin), *map(_at, given)):
             raise MemoryError("the gradient of attention")
-        return of_x, *[None] * 7, None if of_norms is None else of_norms.sum(0), *made
+        return of_x, *[None] * 8, *_Norm.gradients(of_norms, d, offset), *made
 
     @staticmethod
-    def _call(ctx: Any, x: Tensor, scale: Any, normed: Any, rates: Any, *others: Any) -> tuple[Any, ...]:
+    def _call(ctx: Any, norm: Any, cos: Tensor | None, sin: Tensor | None) -> tuple[Any, ...]:
         """Returns the descriptions of a call, for the C++."""
-        *_, cos, sin = others
-        parts = (
-            _Call(*ctx.call), _Norm(_at(scale), _at(normed), _at(rates), ctx.eps),
-            _Heads(*ctx.heads, _at(cos), _at(sin)), fused_loops.AttentionSizes(*ctx.sizes),
-        )  # fmt: skip
-        return tuple(map(ctypes.byref, parts))
+        heads, sizes = _Heads(*ctx.heads, _at(cos), _at(sin)), fused_loops.AttentionSizes(*ctx.sizes)
+        return ctypes.byref(_Call(*ctx.call)), _Norm.of(ctx.eps, *norm), ctypes.byref(heads), ctypes.byref(sizes)
 
 
 def project(
@@ -290,22 +311,24 @@ def feed(
     """Returns the output (..., d) of a feed-forward network of x (..., d), for a training step: layers `before` its
     loop, two for SwiGLU and one for GELU, and the layer `after` it. With a norm, returns x + network(norm(x))."""
     layers, d, f = (*before, after), x.shape[-1], after.weight.shape[1]
-    scale = _scale(norm, d)
-    if scale is None or not _serve(network, x, layers, ((f, d),) * len(before) + ((d, f),)):
+    rows = _before(norm, d)
+    if rows is None or not _serve(network, x, layers, ((f, d),) * len(before) + ((d, f),)):
         return None
     matrices = (*(one.weight for one in layers), *(one.bias for one in layers))
-    return _Feed.apply(x, len(before), *scale, *matrices)
+    return _Feed.apply(x, len(before), *rows, *matrices)
 
 
-def _scale(norm: Norm | None, d: int) -> tuple[float, Tensor | None] | None:
-    """Returns eps and weight (d,) of an RMS norm; (0, None) for no norm, and None for one that the C++ does not
-    compute."""
+def _before(norm: Norm | None, d: int) -> tuple[Any, ...] | None:
+    """Returns a norm of rows of d numbers as `RowNorm`, with a weight of None for no norm; None if the C++ does not
+    compute the norm."""
     if norm is None:
-        return 0.0, None
-    if type(norm) is not RMSNorm or norm.weight is None or not _plain(norm) or norm.weight.shape != (d,):
+        return 0.0, False, None, None
+    found = norm.of_rows() if d <= WIDEST and _plain(norm) else None
+    if found is None or found.weight.shape != (d,):
         return None
-    scale = norm.factor().contiguous()
-    return (float(norm.eps), scale) if fused_loops.serves(scale) else None
+    eps, centred, weight, offset = found
+    weight = weight.contiguous()
+    return (eps, centred, weight, offset) if fused_loops.serves(*([weight] if offset is None else [weight, offset])) else None
 
 
 def mix(
@@ -323,13 +346,13 @@ def mix(
     cos, sin, axis = rotation or (None, None, -2)
     if x.dim() != 3 or (cos is not None and (cos.shape[-3] != 1 or cos.shape[-4] != x.shape[1])):
         return None
-    scale = _scale(norm, d)
+    rows = _before(norm, d)
     tables = () if cos is None or sin is None else (cos.contiguous(), sin.contiguous())
     shapes = ((n + g) * h + g * width, d), (d, n * width)
-    if scale is None or not _serve(mixer, x, layers, shapes, *tables):
+    if rows is None or not _serve(mixer, x, layers, shapes, *tables):
         return None
     matrices = [one for layer in layers for one in (layer.weight, layer.bias)]
-    return _Mix.apply(x, heads, causal, factor, *(tables or (None, None)), axis == -1, *scale, *matrices)
+    return _Mix.apply(x, heads, causal, factor, *(tables or (None, None)), axis == -1, *rows, *matrices)
 
 
 def _view(x: Tensor) -> Any:
