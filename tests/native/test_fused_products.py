@@ -204,7 +204,7 @@ def test_subclasses_compute_as_they_say(called: dict[str, int]) -> None:
         torch.testing.assert_close(Pre(norm, norm).feed(x, PartBranch(network, pass_)), meant)
     mixer, norm = Later(24, 2), RMSNorm(24)
     torch.testing.assert_close(Pre(norm).mix(x, PartBranch(mixer, pass_)), x + mixer(norm(x)))
-    assert not torch.allclose(mixer(x), Attention(24, 2).requires_grad_(False)(x)) and called["mix"] == 1
+    assert not called["mix"]
     patched: Any = Mlp(24, 50)
     patched.forward = lambda x, pass_=None: x
     assert torch.equal(Pre(RMSNorm(24), RMSNorm(24)).feed(x, PartBranch(patched, pass_)), x + RMSNorm(24)(x))

@@ -41,8 +41,8 @@ BLOCK = 256
 
 
 class _Call(ctypes.Structure):
-    """Addresses of the product and of the limit of its threads, numbers of rows of x, of a block, and of the blocks that
-    all threads take together, widths, number of matrices before the loop, and of threads."""
+    """Addresses of the product and of the limit of its threads, numbers of rows of x, of a block, and of all threads'
+    blocks, widths, number of matrices before the loop, and of threads."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("gemm", "limit")),
@@ -299,8 +299,8 @@ def _plain(module: nn.Module) -> bool:
 
 
 def _blocks(rows: int, d: int, f: int, gates: int = 0, text: int | None = None) -> tuple[Any, ...]:
-    """Returns the fields of a call on `rows` rows by this thread's number of threads, which together take whole texts of
-    `text` rows."""
+    """Returns the fields of a call on `rows` rows by this thread's number of threads, which together take whole texts
+    of `text` rows."""
     threads = torch.get_num_threads()
     step = threads * BLOCK if text is None else max(1, threads * BLOCK // text) * text
     block = min(BLOCK, -(-min(rows, step) // threads))

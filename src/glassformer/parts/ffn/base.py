@@ -15,6 +15,7 @@ from glassformer.parts import fused_loops
 from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.owner import Seam
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Matrix, matrices_of
 from glassformer.parts.norm import Norm
 from glassformer.parts.precision import wide

@@ -54,8 +54,8 @@ class Norm(nn.Module):
         )  # fmt: skip
 
     def of_rows(self) -> RowNorm | None:
-        """Returns eps, weight and offset, if this norm is (x - m) rate w + b with rate = 1 / sqrt(mean((x - m)^2) + eps)
-        for a vector w and nothing else; None otherwise."""
+        """Returns the numbers of this norm, if it only computes (x - m) rate w + b for vectors w and b, with rate =
+        1 / sqrt(mean((x - m)^2) + eps); None otherwise."""
         return None
 
     def out_dtype(self, x: Tensor) -> torch.dtype:
