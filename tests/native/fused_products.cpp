@@ -136,12 +136,27 @@ struct Turns {
     }
 };
 
+// Value and slope.
+std::pair<double, double> activated(int64_t number, double x) {
+    const double s = 1 / (1 + std::exp(-x)), root = std::sqrt(2 / std::acos(-1.0)), t = std::tanh(root * (x + 0.044715 * x * x * x));
+    const double below = std::erfc(-x / std::sqrt(2.0)) / 2, most = std::max(x, 0.0);
+    switch (number) {
+        case 0: return {x * s, s * (1 + x * (1 - s))};
+        case 1: return {x * (1 + t) / 2, (1 + t) / 2 + x / 2 * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x)};
+        case 2: return {most, x > 0};
+        case 3: return {s, s * (1 - s)};
+        case 4: return {most * most, 2 * most};
+        default: return {x * below, below + x * root / 2 * std::exp(-x * x / 2)};
+    }
+}
+
 void feeding() {
     const int64_t rows = some(70), d = some(30), f = some(40), gates = some(2), block = some(20), threads = some(3);
     const bool bias = draw() % 2;
     Before before(rows, d, (rows + block - 1) / block);
     const bool normed = before.kind;
-    const Call call{plain, alone, rows, d, f, block, threads * block, gates, threads};
+    const int64_t activation = draw() % 6;
+    const Call call{plain, alone, rows, d, f, block, threads * block, gates, activation, threads};
     Numbers x = drawn(rows * d), grad = drawn(rows * d), y(rows * d), room(threads * block * f), dx(rows * d);
     std::vector<Numbers> weights, biases, opened(gates, Numbers(rows * f)), rooms(gates + 1, Numbers(threads * block * f)), dw, db;
     std::vector<const float*> at_weights, at_biases, at_opened;
@@ -180,11 +195,11 @@ void feeding() {
     Exact inner(rows * f);
     std::vector<Exact> closed(gates, Exact(rows * f));
     for (int64_t j = 0; j < rows * f; ++j) {
-        const double a = open[0][j], root = std::sqrt(2 / std::acos(-1.0)), t = std::tanh(root * (a + 0.044715 * a * a * a));
-        const double s = 1 / (1 + std::exp(-a)), slope = (1 + t) / 2 + a / 2 * (1 - t * t) * root * (1 + 3 * 0.044715 * a * a);
-        inner[j] = gates == 2 ? a * s * open[1][j] : a * (1 + t) / 2;
-        closed[0][j] = of_hidden[j] * (gates == 2 ? s * (1 + a * (1 - s)) * open[1][j] : slope);
-        if (gates == 2) closed[1][j] = of_hidden[j] * a * s;
+        const double a = open[0][j];
+        const auto [phi, slope] = activated(activation, a);
+        inner[j] = gates == 2 ? phi * open[1][j] : phi;
+        closed[0][j] = of_hidden[j] * slope * (gates == 2 ? open[1][j] : 1);
+        if (gates == 2) closed[1][j] = of_hidden[j] * phi;
     }
     Exact out = times(inner.data(), f, 1, exact[gates].data(), 1, f, rows, d, f), of_x(rows * d), sums;
     for (int64_t j = 0; j < rows * d; ++j) out[j] += (bias ? biases[gates][j % d] : 0.0) + (normed ? x[j] : 0.0);
@@ -206,7 +221,7 @@ void projecting() {
     const int64_t h = 2 * some(9), v = some(9), r = 2 * some(h / 2);
     const int64_t rows = b * s, block = some(15), threads = some(3), front = (n + g) * h, o = front + g * v;
     const bool bias = draw() % 2, near = draw() % 2, each = b > 1 && draw() % 2;
-    const Call call{plain, alone, rows, d, o, block, threads * block, 0, threads};
+    const Call call{plain, alone, rows, d, o, block, threads * block, 0, 0, threads};
     const Numbers x = drawn(rows * d), weight = drawn(o * d), offset = drawn(o);
     const Turns turns((each ? b : 1) * s, r, near);
     const Heads heads{s, n, g, h, v, r, near, each ? s * r : 0, turns.cosine.data(), turns.sine.data()};
@@ -245,7 +260,7 @@ void mixing() {
     const int64_t block = 1 + draw() % step, o = (n + g) * h + g * v, w = n * v;
     const bool bias = draw() % 2, causal = draw() % 2, each = b > 1 && draw() % 2;
     const Turns turns(each ? rows : s, r, draw() % 2);
-    const Call call{plain, alone, rows, d, o, block, step, 0, threads};
+    const Call call{plain, alone, rows, d, o, block, step, 0, 0, threads};
     const Heads heads{s, n, g, h, v, r, turns.near, each ? s * r : 0, turns.cosine.data(), turns.sine.data()};
     const Attention attention{b, n, g, s, s, h, v, causal, 0.4f};
     Before before(rows, d, (rows + step - 1) / step * ((step + block - 1) / block));

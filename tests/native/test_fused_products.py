@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,7 +17,6 @@ from glassformer.machine import native
 from glassformer.parts import fused_products
 from glassformer.parts.core.site import look_at
 from glassformer.parts.ffn import Glu, Mlp
-from glassformer.parts.ffn.glu import gated
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.kernel import ScoreBias
 from glassformer.parts.mixer import Attention
@@ -66,17 +67,31 @@ def gradients(module: nn.Module, y: Tensor, x: Tensor) -> list[Tensor]:
 
 def meant(network: Any, x: Tensor) -> Tensor:
     """The output of a network by its definition."""
+    name = network.activation
+    plain = {
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "relu2": lambda x: F.relu(x) ** 2,
+        "sigmoid": torch.sigmoid,
+    }
+    phi = plain.get(name) or getattr(F, name)
     if isinstance(network, Glu):
-        return network.down_proj(gated(torch.nn.functional.silu)(network.gate_proj(x), network.up_proj(x)))
-    return network.down_proj(torch.nn.functional.gelu(network.up_proj(x), approximate="tanh"))
+        return network.down_proj(phi(network.gate_proj(x)) * network.up_proj(x))
+    return network.down_proj(phi(network.up_proj(x)))
+
+
+NETWORKS: dict[str, Any] = {
+    "bias": lambda: Glu(9, 31, bias=True),
+    **{f"glu {name}": partial(Glu, 24, 50, name) for name in ("silu", "sigmoid", "relu", "gelu", "gelu_tanh")},
+    **{f"mlp {name}": partial(Mlp, 24, 50, name) for name in ("silu", "relu2", "relu", "gelu", "gelu_tanh")},
+}
 
 
 @serves
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("make", [lambda: Glu(24, 50), lambda: Glu(9, 31, bias=True), lambda: Mlp(24, 50)])
-def test_networks_are_their_definition(make: Any, normed: bool, threads: int, called: dict[str, int]) -> None:
-    network, before = make(), torch.get_num_threads()
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_their_definition(name: str, normed: bool, threads: int, called: dict[str, int]) -> None:
+    network, before = NETWORKS[name](), torch.get_num_threads()
     for one in network.parameters():
         nn.init.normal_(one, std=0.3)
     width = network.up_proj.in_features
@@ -168,6 +183,25 @@ def test_projections_are_their_definition(
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     assert called["project"] == 2
+
+
+@serves
+@pytest.mark.parametrize("name", fused_products.ACTIVATIONS)
+def test_activations_at_their_edges(name: str) -> None:
+    """Zeros of both signs, subnormal, large and infinite numbers, and NaN, which stays where it is."""
+    edges = torch.tensor([0.0, -0.0, 1e-40, -1e-40, 1e-20, 5.0, -5.0, 60.0, -60.0, 1e4, -1e4, torch.nan])
+    network = Mlp(1, 1, name, bias=False)
+    for one in network.parameters():
+        one.data.fill_(1.0)
+    x = edges.repeat(8)[:, None].requires_grad_()
+    y = network(x)
+    made = y, torch.autograd.grad(y.sum(), x)[0]
+    wide = x.detach().double().requires_grad_()
+    assert network(torch.full((64, 1), torch.inf)).eq(torch.inf if name != "sigmoid" else 1).all()
+    y = meant(network.double(), wide)
+    for a, b in zip(made, (y, torch.autograd.grad(y.sum(), wide)[0]), strict=True):
+        assert a.isnan().any()
+        torch.testing.assert_close(a[~x.isnan()].double(), b[~x.isnan()], rtol=2e-5, atol=1e-6)
 
 
 class Louder(Mlp):

@@ -22,7 +22,8 @@ inline void add_rows(const float* x, int64_t row, int64_t m, float* sums, int64_
 struct Call {
     Gemm gemm;
     int (*limit)(int);  // sets the threads of a product in this thread, and gives the number before
-    int64_t rows, d, f, block, step, gates, threads;  // rows of x, of a block and of all threads' blocks, widths, matrices before the loop
+    int64_t rows, d, f, block, step, gates, activation, threads;  // rows of x, of a block and of all threads' blocks, widths,
+                                                                  // matrices before the loop
 
     // f() in every thread of a team, each of whose products takes one thread.
     template <typename F>
@@ -203,10 +204,12 @@ void feed(
         for (int64_t i = 0; i < gates; ++i)
             c.linear(before.of(x) + first * d, weights[i], biases[i], opened[i] + at, m, f, d);
         float *one = opened[0] + at, *made = room + own;
-        if (gates == 2)
-            fused_products::each<fused_loops::gate>(m * f, {one, opened[1] + at}, {made});
-        else
-            fused_products::each<fused_loops::gelu>(m * f, {one}, {made});
+        fused_loops::with_activation(c.activation, [=](auto kind) {
+            if (gates == 2)
+                fused_products::each<fused_loops::gate<decltype(kind)>>(m * f, {one, opened[1] + at}, {made});
+            else
+                fused_products::each<fused_loops::active<decltype(kind)>>(m * f, {one}, {made});
+        });
         c.linear(made, weights[gates], biases[gates], y + first * d, m, d, f);
         before.add(x, y, first, m, d);
     }); });
@@ -231,11 +234,14 @@ void feed_back(
                 float* one = rooms[0] + from * f;
                 const float* open = opened[0] + first * f;
                 c.product(grad + first * d, false, d, weights[gates], false, f, one, f, m, f, d, false);
-                if (gates == 2)
-                    fused_products::each<fused_loops::gate_back>(
-                        m * f, {one, open, opened[1] + first * f}, {one, rooms[1] + from * f, rooms[2] + from * f});
-                else
-                    fused_products::each<fused_loops::gelu_back>(m * f, {one, open}, {one, rooms[1] + from * f});
+                float* other = rooms[1] + from * f;
+                fused_loops::with_activation(c.activation, [=](auto kind) {
+                    if (gates == 2)
+                        fused_products::each<fused_loops::gate_back<decltype(kind)>>(
+                            m * f, {one, open, opened[1] + first * f}, {one, other, rooms[2] + from * f});
+                    else
+                        fused_products::each<fused_loops::active_back<decltype(kind)>>(m * f, {one, open}, {one, other});
+                });
                 for (int64_t i = 0; grad_x && i < gates; ++i)
                     c.product(rooms[i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
                 before.backward(grad, x, grad_x, grad_norms + first / c.block * before.sums(d), first, m, d);

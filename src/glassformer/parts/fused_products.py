@@ -1,16 +1,18 @@
 """Products of a training step in fp32 on a CPU, with the loops before and after them, as `fused_products.cpp` computes
 them.
 
-    SwiGLU      y = (silu(x W_gate^T) * x W_up^T) W_down^T
-    GELU        y = gelu_tanh(x W_up^T + b) W_down^T + b
+    gating      y = (phi(x W_gate^T + b) * (x W_up^T + b)) W_down^T + b
+    network     y = phi(x W_up^T + b) W_down^T + b
+    attention   y = softmax(scale q k^T) v W_out^T + b, with q, k and v as next
     projection  q, k, v = x W^T + b, with the pairs of q and k rotated
 
-A network may also be y = x + network(norm(x)), with an RMS norm. Blocks of rows pass through all products and loops
-while they are in the cache, in one call: in a small model the calls of separate operations take as long as the work.
-The products are MKL's, inside of torch, and what is kept for the backward pass is what separate operations keep. Each
-function returns None if torch should compute the call: wherever `fused_loops` does, with few rows, and while something
-watches or edits values inside the part. Gradients of weights are sums over blocks, so that their last bits depend on
-the number of threads.
+phi is one of `ACTIVATIONS`. All but the projection may also be y = x + part(norm(x)), with an RMS norm or a layer norm.
+Blocks of rows pass through all products and loops while they are in the cache, in one call: in a small model the calls
+of separate operations take as long as the work, and in a larger one the memory between them. The products are MKL's,
+inside of torch. The backward pass makes the results of phi again, which costs less than to keep them. Each function
+returns None if torch should compute the call: wherever `fused_loops` does, with few rows, and while something watches
+or edits values inside the part. Gradients of weights are sums over blocks, so that their last bits depend on the number
+of threads.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from glassformer.parts.norm.base import Norm
 SOURCE = Path(__file__).with_suffix(".cpp")
 FROM = 64
 """Least number of rows for which blocks are used."""
+ACTIVATIONS = ("silu", "gelu_tanh", "relu", "sigmoid", "relu2", "gelu")
+"""Names of the activations that the C++ computes, in its order."""
 WIDEST = 1 << 13
 """Largest width of a norm."""
 BLOCK = 256
@@ -42,11 +46,11 @@ BLOCK = 256
 
 class _Call(ctypes.Structure):
     """Addresses of the product and of the limit of its threads, numbers of rows of x, of a block, and of all threads'
-    blocks, widths, number of matrices before the loop, and of threads."""
+    blocks, widths, number of matrices before the loop, number of the loop's activation, and of threads."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("gemm", "limit")),
-        *((name, ctypes.c_int64) for name in ("rows", "d", "f", "block", "step", "gates", "threads")),
+        *((name, ctypes.c_int64) for name in ("rows", "d", "f", "block", "step", "gates", "activation", "threads")),
     )
 
 
@@ -120,18 +124,18 @@ class _Norm(ctypes.Structure):
 
 
 class _Feed(torch.autograd.Function):
-    """Autograd function of a feed-forward network: x, the number of matrices before the loop, True to keep what the
-    gradient reads, the norm before the matrices as `RowNorm`, all weights, all biases. After a norm, x is added to the
-    result."""
+    """Autograd function of a feed-forward network: x, the number of matrices before the loop and that of its
+    activation, True to keep what the gradient reads, the norm before the matrices as `RowNorm`, all weights, all
+    biases. After a norm, x is added to the result."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gates: int, keep: bool, eps: float, centred: bool, scale: Tensor | None,
+        ctx: Any, x: Tensor, gates: int, activation: int, keep: bool, eps: float, centred: bool, scale: Tensor | None,
         offset: Tensor | None, *matrices: Any,
     ) -> Tensor:  # fmt: skip
         x, weights, biases = x.contiguous(), *(matrices[i : i + gates + 1] for i in (0, gates + 1))
         d, f = x.shape[-1], weights[-1].shape[1]
-        ctx.call, ctx.eps = _blocks(x.numel() // d, d, f, gates), eps
+        ctx.call, ctx.eps = _blocks(x.numel() // d, d, f, gates, activation), eps
         step = ctx.call[6]
         opened, y = [x.new_empty(x.numel() // d if keep else step, f) for _ in range(gates)], torch.empty_like(x)
         room, norm = x.new_empty(step, f), (scale, offset, *_Norm.made(x, scale, centred))
@@ -145,7 +149,7 @@ class _Feed(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        _, _, rows, d, f, block, step, gates, _ = ctx.call
+        _, _, rows, d, f, block, step, gates, *_ = ctx.call
         x, *kept = ctx.saved_tensors
         norm, kept = kept[:5], kept[5:]
         opened, weights, grad = kept[:gates], kept[gates:], grads[0].contiguous()
@@ -153,14 +157,14 @@ class _Feed(torch.autograd.Function):
         scale, offset, *_ = norm
         of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
         of_norms = None if scale is None else x.new_empty(-(-rows // block), d if offset is None else 2 * d)
-        wanted = ctx.needs_input_grad[7:]
+        wanted = ctx.needs_input_grad[8:]
         shapes = [weight.shape for weight in weights] + [weight.shape[:1] for weight in weights]
         made = [x.new_empty(shape) if want else None for shape, want in zip(shapes, wanted, strict=True)]
         _library().feed_back(
             ctypes.byref(_Call(*ctx.call)), _Norm.of(ctx.eps, *norm), _at(of_norms), _at(grad), _at(x), _each(weights),
             _each(opened), _each(rooms), _at(of_x), _each(made[: gates + 1]), _each(made[gates + 1 :]),
         )  # fmt: skip
-        return of_x, *[None] * 4, *_Norm.gradients(of_norms, d, offset), *made
+        return of_x, *[None] * 5, *_Norm.gradients(of_norms, d, offset), *made
 
 
 class _Heads(ctypes.Structure):
@@ -298,26 +302,37 @@ def _plain(module: nn.Module) -> bool:
     return "forward" not in vars(module) and unseen(module)
 
 
-def _blocks(rows: int, d: int, f: int, gates: int = 0, text: int | None = None) -> tuple[Any, ...]:
+def _blocks(rows: int, d: int, f: int, gates: int = 0, activation: int = 0, text: int | None = None) -> tuple[Any, ...]:
     """Returns the fields of a call on `rows` rows by this thread's number of threads, which together take whole texts
     of `text` rows."""
     threads = torch.get_num_threads()
     step = threads * BLOCK if text is None else max(1, threads * BLOCK // text) * text
     block = min(BLOCK, -(-min(rows, step) // threads))
-    return *_product(), rows, d, f, block, threads * block if text is None else min(rows, step), gates, threads
+    return (
+        *_product(),
+        rows,
+        d,
+        f,
+        block,
+        threads * block if text is None else min(rows, step),
+        gates,
+        activation,
+        threads,
+    )
 
 
 def feed(
-    network: nn.Module, x: Tensor, before: tuple[Linear, ...], after: Linear, norm: Norm | None = None
+    network: nn.Module, x: Tensor, activation: str, before: tuple[Linear, ...], after: Linear, norm: Norm | None = None
 ) -> Tensor | None:
-    """Returns the output (..., d) of a feed-forward network of x (..., d), for a training step: layers `before` its
-    loop, two for SwiGLU and one for GELU, and the layer `after` it. With a norm, returns x + network(norm(x))."""
+    """Returns the output (..., d) of a feed-forward network of x (..., d): one of `ACTIVATIONS`, layers `before` its
+    loop, two for a gating, and the layer `after` it. With a norm, returns x + network(norm(x))."""
     layers, d, f = (*before, after), x.shape[-1], after.weight.shape[1]
     rows = _before(norm, d)
     if rows is None or not _serve(network, x, layers, ((f, d),) * len(before) + ((d, f),)):
         return None
     matrices = (*(one.weight for one in layers), *(one.bias for one in layers))
-    return _Feed.apply(x, len(before), torch.is_grad_enabled(), *rows, *matrices)
+    number = ACTIVATIONS.index(activation)
+    return _Feed.apply(x, len(before), number, torch.is_grad_enabled(), *rows, *matrices)
 
 
 def _before(norm: Norm | None, d: int) -> tuple[Any, ...] | None:
