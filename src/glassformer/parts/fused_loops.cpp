@@ -259,7 +259,7 @@ inline float norm(const float* x, const float* w, float* y, int64_t d, float eps
     return rate;
 }
 
-// grad_x (d) = rate (grad w - x rate mean(grad w x rate)); grad_w (d) += grad x rate.
+// grad_x (d) = rate (grad w - x rate mean(grad w x rate)); grad_w (d) += grad x rate. grad_x may be grad.
 inline void norm_back(
     const float* grad, const float* x, const float* w, float rate, float* grad_x, float* grad_w, int64_t d
 ) {
@@ -273,6 +273,7 @@ inline void norm_back(
     float dot = sum(dots);
     for (; i < d; ++i) dot += grad[i] * x[i] * w[i], grad_w[i] += grad[i] * x[i] * rate;
     const float mean = dot * rate / d * rate;
+#pragma GCC ivdep
     for (int64_t j = 0; j < d; ++j) grad_x[j] = (grad[j] * w[j] - x[j] * mean) * rate;
 }
 
@@ -282,13 +283,18 @@ inline void norm_back(
 inline void turn(
     const float* x, const float* cosine, const float* sine, float* y, int64_t r, int64_t h, bool near, float sign
 ) {
-    const int64_t step = near ? 2 : 1, other = near ? 1 : r / 2;
-#pragma GCC ivdep
-    for (int64_t k = 0; k < r / 2; ++k) {
-        const int64_t i = k * step, j = i + other;
+    const int64_t pairs = r / 2;
+    const auto pair = [=](int64_t i, int64_t j) {
         const float a = x[i], b = x[j];
         y[i] = a * cosine[i] + b * (sign * sine[i]);
         y[j] = b * cosine[j] + a * (sign * sine[j]);
+    };
+    if (near) {
+#pragma GCC ivdep
+        for (int64_t k = 0; k < pairs; ++k) pair(2 * k, 2 * k + 1);
+    } else {
+#pragma GCC ivdep
+        for (int64_t k = 0; k < pairs; ++k) pair(k, k + pairs);
     }
     for (int64_t i = r; i < h; ++i) y[i] = x[i];
 }
