@@ -190,16 +190,16 @@ using fused_products::Norm;
 using fused_products::View;
 
 // room: (step, f). weights, biases: of the matrices before the loop (f, d), (f), then of that after it (d, f), (d). opened: results of the former
-// (rows, f), or (step, f) if they are not to be kept. The result of the loop is made again for the gradient, which costs less than memory.
+// (rows, f). The result of the loop is made again for the gradient, which costs less than memory.
 void feed(
     const Call* call, const Norm* norm, const float* x, const float* const* weights, const float* const* biases,
-    float* const* opened, bool keep, float* room, float* y
+    float* const* opened, float* room, float* y
 ) {
     const Call& c = *call;
     const Norm before = *norm;
     const int64_t d = c.d, f = c.f, gates = c.gates;
     c.together([=] { c.blocks(c.rows, [=](int64_t first, int64_t m) {
-        const int64_t own = omp_get_thread_num() * c.block * f, at = keep ? first * f : own;
+        const int64_t own = omp_get_thread_num() * c.block * f, at = first * f;
         before.forward(x, first, m, d);
         for (int64_t i = 0; i < gates; ++i)
             c.linear(before.of(x) + first * d, weights[i], biases[i], opened[i] + at, m, f, d);

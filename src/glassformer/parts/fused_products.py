@@ -10,9 +10,9 @@ phi is one of `ACTIVATIONS`. All but the projection may also be y = x + part(nor
 Blocks of rows pass through all products and loops while they are in the cache, in one call: in a small model the calls
 of separate operations take as long as the work, and in a larger one the memory between them. The products are MKL's,
 inside of torch. The backward pass makes the results of phi again, which costs less than to keep them. Each function
-returns None if torch should compute the call: wherever `fused_loops` does, with few rows, and while something watches
-or edits values inside the part. Gradients of weights are sums over blocks, so that their last bits depend on the number
-of threads.
+returns None if torch should compute the call: wherever `fused_loops` does, with few rows, while something watches or
+edits values inside the part, and without gradients, where a watched model has the bits of an unwatched one. Gradients
+of weights are sums over blocks, so that their last bits depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -78,10 +78,9 @@ def _library() -> Any:
     found = native.if_possible(SOURCE, native.kernel(), "training in fp32 uses separate products and loops")
     if found is not None:
         at = ctypes.c_void_p
-        for function, arguments in {"feed_back": 11, "project": 8, "project_back": 11}.items():
+        for function, arguments in {"feed": 8, "feed_back": 11, "project": 8, "project_back": 11}.items():
             call = getattr(found, function)
             call.argtypes, call.restype = [at] * arguments, None
-        found.feed.argtypes, found.feed.restype = [at] * 6 + [ctypes.c_bool] + [at] * 2, None
         for function, arguments in {"mix": 13, "mix_back": 19}.items():
             call = getattr(found, function)
             call.argtypes, call.restype = [at] * arguments, ctypes.c_int32
@@ -125,23 +124,23 @@ class _Norm(ctypes.Structure):
 
 class _Feed(torch.autograd.Function):
     """Autograd function of a feed-forward network: x, the number of matrices before the loop and that of its
-    activation, True to keep what the gradient reads, the norm before the matrices as `RowNorm`, all weights, all
-    biases. After a norm, x is added to the result."""
+    activation, the norm before the matrices as `RowNorm`, all weights, all biases. After a norm, x is added to the
+    result."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gates: int, activation: int, keep: bool, eps: float, centred: bool, scale: Tensor | None,
+        ctx: Any, x: Tensor, gates: int, activation: int, eps: float, centred: bool, scale: Tensor | None,
         offset: Tensor | None, *matrices: Any,
     ) -> Tensor:  # fmt: skip
         x, weights, biases = x.contiguous(), *(matrices[i : i + gates + 1] for i in (0, gates + 1))
         d, f = x.shape[-1], weights[-1].shape[1]
         ctx.call, ctx.eps = _blocks(x.numel() // d, d, f, gates, activation), eps
         step = ctx.call[6]
-        opened, y = [x.new_empty(x.numel() // d if keep else step, f) for _ in range(gates)], torch.empty_like(x)
+        opened, y = [x.new_empty(x.numel() // d, f) for _ in range(gates)], torch.empty_like(x)
         room, norm = x.new_empty(step, f), (scale, offset, *_Norm.made(x, scale, centred))
         _library().feed(
             ctypes.byref(_Call(*ctx.call)), _Norm.of(eps, *norm), _at(x), _each(weights), _each(biases), _each(opened),
-            keep, _at(room), _at(y),
+            _at(room), _at(y),
         )  # fmt: skip
         ctx.save_for_backward(x, *norm, *opened, *weights)
         return y
@@ -157,14 +156,14 @@ class _Feed(torch.autograd.Function):
         scale, offset, *_ = norm
         of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
         of_norms = None if scale is None else x.new_empty(-(-rows // block), d if offset is None else 2 * d)
-        wanted = ctx.needs_input_grad[8:]
+        wanted = ctx.needs_input_grad[7:]
         shapes = [weight.shape for weight in weights] + [weight.shape[:1] for weight in weights]
         made = [x.new_empty(shape) if want else None for shape, want in zip(shapes, wanted, strict=True)]
         _library().feed_back(
             ctypes.byref(_Call(*ctx.call)), _Norm.of(ctx.eps, *norm), _at(of_norms), _at(grad), _at(x), _each(weights),
             _each(opened), _each(rooms), _at(of_x), _each(made[: gates + 1]), _each(made[gates + 1 :]),
         )  # fmt: skip
-        return of_x, *[None] * 5, *_Norm.gradients(of_norms, d, offset), *made
+        return of_x, *[None] * 4, *_Norm.gradients(of_norms, d, offset), *made
 
 
 class _Heads(ctypes.Structure):
@@ -285,7 +284,7 @@ def _serve(
 ) -> bool:
     """Returns True if the C++ computes these layers, all linear ones of a module and with matrices of these shapes, for
     x and other tensors."""
-    if x.dtype != torch.float32 or x.numel() < FROM * x.shape[-1]:
+    if not torch.is_grad_enabled() or x.dtype != torch.float32 or x.numel() < FROM * x.shape[-1]:
         return False
     if not all(type(one) is Linear and one.operand is not None and one.leave is None for one in layers):
         return False
@@ -332,7 +331,7 @@ def feed(
         return None
     matrices = (*(one.weight for one in layers), *(one.bias for one in layers))
     number = ACTIVATIONS.index(activation)
-    return _Feed.apply(x, len(before), number, torch.is_grad_enabled(), *rows, *matrices)
+    return _Feed.apply(x, len(before), number, *rows, *matrices)
 
 
 def _before(norm: Norm | None, d: int) -> tuple[Any, ...] | None:

@@ -145,7 +145,7 @@ class Attention(SoftmaxAttention):
         further = self.qk_norm, self.softcap, self.gate_proj, self.sinks, self.shares
         varied = type(self) is not Attention or self.gain_control or any(one is not None for one in further)
         layer = self.projection.stacked(self)
-        if varied or layer is None or (self.training and self.dropout):
+        if varied or layer is None or not torch.is_grad_enabled() or (self.training and self.dropout):
             return None
         rotation = None if self.position is None else self.position.pair_rotation(pass_)
         if self.position is not None and (rotation is None or self.position.bias(pass_) is not None):
@@ -176,7 +176,7 @@ class Attention(SoftmaxAttention):
 
     def adjusted(self, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]:
         """Returns q (b, s, n, h), k and v (b, s, g, h) of x (b, s, d), after norm and position."""
-        if self.qk_norm is None and self.position is not None and unseen(self.position):
+        if self.qk_norm is None and self.position is not None and torch.is_grad_enabled() and unseen(self.position):
             rotation = self.position.pair_rotation(pass_)
             layer = self.projection.stacked(self)
             if rotation is not None and layer is not None:
