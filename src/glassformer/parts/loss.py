@@ -227,7 +227,5 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        grads, factor = ctx.saved_tensors, upstream[0]
-        if not (at_hand(factor) and float(factor) == 1):
-            grads = [None if grad is None else grad * factor for grad in grads]
+        grads = [grad * upstream[0] if grad is not None else None for grad in ctx.saved_tensors]
         return grads[0], grads[1], None, grads[2], None, None, None, None
