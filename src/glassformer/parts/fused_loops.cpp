@@ -42,23 +42,27 @@ inline float product(const float* x, const float* y, int64_t count) {
     return total;
 }
 
-// y[0], y[1] .. = F(x[0], x[1] ..) of `count` numbers; F takes and gives vectors of eight.
+// y[0], y[1] .. = F(x[0], x[1] ..) of the numbers first .. last-1; F takes and gives vectors of eight.
+template <auto F, size_t N, size_t M>
+inline void piece(int64_t first, int64_t last, const float* const (&x)[N], float* const (&y)[M]) {
+    __m256 given[N], made[M];
+    int64_t i = first;
+    for (; i + 8 <= last; i += 8) {
+        for (size_t n = 0; n < N; ++n) given[n] = load(x[n] + i);
+        F(given, made);
+        for (size_t n = 0; n < M; ++n) store(y[n] + i, made[n]);
+    }
+    if (i == last) return;
+    float some[8] = {};
+    for (size_t n = 0; n < N; ++n) std::memcpy(some, x[n] + i, 4 * (last - i)), given[n] = load(some);
+    F(given, made);
+    for (size_t n = 0; n < M; ++n) store(some, made[n]), std::memcpy(y[n] + i, some, 4 * (last - i));
+}
+
+// The same of `count` numbers, divided among threads.
 template <auto F, size_t N, size_t M>
 inline void each(int64_t count, const float* const (&x)[N], float* const (&y)[M]) {
-    in_pieces(count, [=](int64_t first, int64_t last) {
-        __m256 given[N], made[M];
-        int64_t i = first;
-        for (; i + 8 <= last; i += 8) {
-            for (size_t n = 0; n < N; ++n) given[n] = load(x[n] + i);
-            F(given, made);
-            for (size_t n = 0; n < M; ++n) store(y[n] + i, made[n]);
-        }
-        if (i == last) return;
-        float some[8] = {};
-        for (size_t n = 0; n < N; ++n) std::memcpy(some, x[n] + i, 4 * (last - i)), given[n] = load(some);
-        F(given, made);
-        for (size_t n = 0; n < M; ++n) store(some, made[n]), std::memcpy(y[n] + i, some, 4 * (last - i));
-    });
+    in_pieces(count, [=](int64_t first, int64_t last) { piece<F>(first, last, x, y); });
 }
 
 // SwiGLU: of gate and up; of the gradient, gate and up those of gate and up.

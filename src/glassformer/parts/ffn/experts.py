@@ -19,13 +19,14 @@ from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.exchange import Exchange
 from glassformer.parts.core.init import Init
 from glassformer.parts.core.reduce import total
-from glassformer.parts.core.site import Site
+from glassformer.parts.core.site import Site, unseen
 from glassformer.parts.core.words import Word, whole_number
 from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
+from glassformer.parts.ffn.fused_activation import swiglu
 from glassformer.parts.ffn.glu import Clamp, GluConfig, gating, refuse_clamp
 from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.grouped import BLOCK, Groups, filled_rows, wants_blocks
+from glassformer.parts.grouped import BLOCK, Groups, filled_rows, mixture, wants_blocks
 from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_cost
 from glassformer.parts.precision import full_precision, product_dtype, rowwise_linear, wide
 from glassformer.parts.reparam import MakeReparam
@@ -322,9 +323,13 @@ class Experts(FFN):
     ) -> Float[Tensor, "*b d"]:
         """Returns the output of the routed experts, sum_k w_k E_k(x), or with weigh="input" sum_k E_k(w_k x). All rows
         of an expert are computed together, so that its weights are read once."""
-        by_expert, order = chosen.flatten().sort(stable=True)
-        flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
+        flat = x.flatten(0, -2)
         flat = flat.to(product_dtype(flat))
+        y = self._at_once(flat, weights.flatten(0, -2), chosen.flatten(0, -2))
+        if y is not None:
+            return y.view_as(x)
+        by_expert, order = chosen.flatten().sort(stable=True)
+        tokens, back = order // chosen.shape[-1], order.argsort()
         journey = None if self.exchange is None else self.exchange(by_expert)
         share = weights.flatten()[order] if self.weigh == "input" else None
         if journey is None:
@@ -361,6 +366,18 @@ class Experts(FFN):
             y = journey.back(y)
         y = y.index_select(0, back).view(*chosen.shape, -1)
         return (y if self.weigh == "input" else y * weights[..., None]).sum(-2).to(y.dtype)
+
+    def _at_once(self, x: Float[Tensor, "n d"], weights: Tensor, chosen: Tensor) -> Tensor | None:
+        """Returns the output of the routed experts if one call computes it: of SwiGLU experts without a bias, of which
+        nothing is observed; None otherwise."""
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        if gate is None or self.gate is None or self.activation is not swiglu or self.weigh == "input":
+            return None
+        if self.exchange is not None or any(site.watched for site in (self.gate, self.up, self.hidden)):
+            return None
+        if any(one.bias is not None or not unseen(one) for one in (gate, up, down)):
+            return None
+        return mixture(x, weights, chosen, gate.maps(), up.maps(), down.maps())
 
     def naive_mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
         """Returns the output of the routed experts by its definition: every expert computes every token, with weight 0
