@@ -6,6 +6,7 @@
 #define WITH_PRODUCTS
 #include "fused_loops.cpp"
 
+#include <cmath>
 #include <type_traits>
 #include <utility>
 
@@ -20,6 +21,7 @@ constexpr int64_t OUT = 64;          // rows of a matrix that a thread takes at 
 constexpr int64_t WIDE = 512;        // and columns, at most
 constexpr int64_t DEEP = 32;         // rows of a matrix that meet all rows before the next ones do
 constexpr int64_t LITTLE = 1 << 16;  // products that one thread computes before another one would have woken
+constexpr float TINY = 0x1p-126f;    // the least normal number
 constexpr int64_t PAST = 1 << 20;    // numbers of a gradient that leaves the cache before it is read
 
 // LANES: numbers in a register. TALL: rows of x whose dot products with QUAD rows are in registers; TILE: rows whose
@@ -302,6 +304,27 @@ inline void add_up(const float* x, const float* weights, const int64_t* place, i
     }
 }
 
+// The k experts of largest p + bias (e), those of p = 0 last, the first of equal ones; not a number counts as largest.
+inline void choose(const float* p, const float* bias, int64_t e, int64_t k, int64_t* chosen) {
+    const auto rank = [=](int64_t j) {
+        const float value = p[j] <= 0 ? -INFINITY : bias ? p[j] + bias[j] : p[j];
+        return value == value ? value : INFINITY;
+    };
+    for (int64_t c = 0; c < k; ++c) {
+        int64_t best = -1;
+        for (int64_t j = 0; j < e; ++j)
+            if ((best < 0 || rank(j) > rank(best)) && std::find(chosen, chosen + c, j) == chosen + c) best = j;
+        chosen[c] = best;
+    }
+}
+
+// The sum of p over the chosen, at least `TINY`; 1 for weights that are not divided by it.
+inline float divisor(const float* p, const int64_t* chosen, int64_t k, bool normalised) {
+    float sum = 0;
+    for (int64_t c = 0; c < k; ++c) sum += p[chosen[c]];
+    return normalised ? sum < TINY ? TINY : sum : 1;
+}
+
 inline void nothing(int64_t, int64_t, int64_t, int64_t) {}
 
 }  // namespace grouped
@@ -336,6 +359,38 @@ int32_t grouped_product_back(
         return 1;
     }
     return 0;
+}
+
+// Weights and indices (tokens, k) of the experts that tokens of p (tokens, e) choose; bias (e) may be null.
+void choose(
+    const float* p, const float* bias, float* weights, int64_t* chosen, int64_t tokens, int64_t e, int64_t k, bool normalised,
+    float scale
+) {
+#pragma omp parallel for schedule(static) if (tokens * e * k > LITTLE)
+    for (int64_t t = 0; t < tokens; ++t) {
+        const float* own = p + t * e;
+        int64_t* of = chosen + t * k;
+        grouped::choose(own, bias, e, k, of);
+        const float sum = divisor(own, of, k, normalised);
+        for (int64_t c = 0; c < k; ++c) weights[t * k + c] = own[of[c]] / sum * scale;
+    }
+}
+
+// The gradient of p, from that of the weights.
+void choose_back(
+    const float* grad, const float* p, const float* weights, const int64_t* chosen, float* of_p, int64_t tokens, int64_t e,
+    int64_t k, bool normalised, float scale
+) {
+#pragma omp parallel for schedule(static) if (tokens * e > LITTLE)
+    for (int64_t t = 0; t < tokens; ++t) {
+        const int64_t* of = chosen + t * k;
+        const float *given = grad + t * k, *w = weights + t * k;
+        const float sum = divisor(p + t * e, of, k, normalised);
+        float share = 0;
+        for (int64_t c = 0; c < k && normalised && sum > TINY; ++c) share += given[c] * w[c];
+        std::fill(of_p + t * e, of_p + (t + 1) * e, 0.0f);
+        for (int64_t c = 0; c < k; ++c) of_p[t * e + of[c]] = (given[c] * scale - share) / sum;
+    }
 }
 
 // Experts: y (tokens, d), the sum over a token's k choices of weights (tokens, k) times the SwiGLU of the chosen group. Kept:

@@ -117,6 +117,9 @@ def _library() -> Any:
             (found.mix, 14, 5, ctypes.c_int32), (found.mix_back, 18, 5, ctypes.c_int32),
         ):  # fmt: skip
             call.argtypes, call.restype = [at] * tensors + [whole] * sizes, kind
+        for call, tensors in ((found.choose, 4), (found.choose_back, 5)):
+            call.argtypes = [at] * tensors + [whole] * 3 + [ctypes.c_bool, ctypes.c_float]
+            call.restype = None
     return found
 
 
@@ -153,6 +156,40 @@ def _wanted(ctx: Any, *inputs: Tensor) -> list[Tensor | None]:
     return [torch.empty_like(one) if needed else None for one, needed in pairs]
 
 
+class _Choose(torch.autograd.Function):
+    """Autograd function of `choice`, as `grouped.cpp` computes it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, p: Tensor, bias: Tensor | None, k: int, normalised: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        p = p.contiguous()
+        weights = p.new_empty(*p.shape[:-1], k)
+        chosen = torch.empty_like(weights, dtype=torch.int64)
+        ctx.call = len(p.view(-1, p.shape[-1])), p.shape[-1], k, normalised, scale
+        _library().choose(*_at(p, bias, weights, chosen), *ctx.call)
+        ctx.save_for_backward(p, weights, chosen)
+        ctx.mark_non_differentiable(chosen)
+        return weights, chosen
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        p, weights, chosen = ctx.saved_tensors
+        of_p = torch.empty_like(p)
+        _library().choose_back(*_at(grads[0].contiguous(), p, weights, chosen, of_p), *ctx.call)
+        return of_p, None, None, None, None
+
+
+def choice(
+    p: Float[Tensor, "*b e"], bias: Float[Tensor, " e"] | None, k: int, normalised: bool, scale: float
+) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]] | None:
+    """Returns (weights, indices) of the k experts of largest p + bias for a training step, as `Router.choose` defines
+    them; None if torch should compute them."""
+    serves = torch.is_grad_enabled() and p.numel() and fused_loops.serves(p, *(() if bias is None else (bias,)))
+    return _Choose.apply(p, bias, k, normalised, scale) if serves and _library() is not None else None
+
+
 class _Mix(torch.autograd.Function):
     """Autograd function of `mixture`, as `grouped.cpp` computes it; keeps what separate operations keep."""
 
@@ -187,11 +224,12 @@ def mixture(
     x: Float[Tensor, "t d"], weights: Float[Tensor, "t k"], chosen: Int[Tensor, "t k"],
     gate: Float[Tensor, "n f d"], up: Float[Tensor, "n f d"], down: Float[Tensor, "n d f"],
 ) -> Float[Tensor, "t d"] | None:  # fmt: skip
-    """Returns y (t, d) with y_t = sum over c of w_tc E_j(x_t), j = chosen[t, c], of experts E_j(x) = (silu(x W_gate^T) * x
-    W_up^T) W_down^T, in one call for a training step; equal to `Experts.naive_mix`. None if torch should compute it."""
+    """Returns y (t, d) with y_t = sum over c of w_tc E_j(x_t), j = chosen[t, c], of experts E_j(x) = (silu(x W_gate^T) *
+    x W_up^T) W_down^T, in one call for a training step; equal to `Experts.naive_mix`. None if torch should compute
+    it. Raises IndexError for a choice of no expert."""
     few = 0 < chosen.numel() <= FEW * len(gate) and torch.is_grad_enabled()
     fit = gate.shape == up.shape == down.mT.shape and x.shape[1] == gate.shape[2] and len(x) == len(chosen)
-    if not few or not fit or chosen.dtype != torch.int64 or not fused_loops.serves(x, weights, gate, up, down) or _library() is None:
+    if not few or not fit or not fused_loops.serves(x, weights, gate, up, down) or _library() is None:
         return None
     return _Mix.apply(x, weights, gate, up, down, chosen)
 

@@ -26,7 +26,7 @@ from glassformer.parts.ffn.fused_activation import swiglu
 from glassformer.parts.ffn.glu import Clamp, GluConfig, gating, refuse_clamp
 from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.grouped import BLOCK, Groups, filled_rows, mixture, wants_blocks
+from glassformer.parts.grouped import BLOCK, FEW, Groups, choice, filled_rows, mixture, wants_blocks
 from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_cost
 from glassformer.parts.precision import full_precision, product_dtype, rowwise_linear, wide
 from glassformer.parts.reparam import MakeReparam
@@ -113,6 +113,10 @@ class Router(Linear):
 
     def choose(self, p: Float[Tensor, "*b e"]) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]]:
         """Returns (weights w, indices I) of the k experts chosen for each token, (..., k) each, from p."""
+        if self.n_groups == 1:
+            found = choice(p, self.selection_bias, self.top_k, self.normalised, self.scale)
+            if found is not None:
+                return found
         rank = p.detach() if self.selection_bias is None else p.detach() + self.selection_bias
         rank = rank.masked_fill(p <= 0, -torch.inf)
         if self.n_groups > 1:
@@ -156,6 +160,11 @@ class Router(Linear):
         turn = torch.empty_like(flat).scatter(0, order, torch.arange(len(flat), device=flat.device) - first[by_expert])
         share, of = self._room
         return ((turn >= -(-given * share // of)) & (flat < e)).view_as(chosen)
+
+    @property
+    def balanced(self) -> bool:
+        """True if training passes count the tokens of each expert or add a loss."""
+        return bool(self.balance_loss or self.z_loss) or self.load is not None
 
     def balance(
         self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Float[Tensor, " e"],
@@ -295,11 +304,12 @@ class Experts(FFN):
         p = self.routing(self.router.score(logits))
         weights, chosen = self.router.choose(p)
         if self.training and torch.is_grad_enabled():
-            flat = chosen.flatten()
-            each = torch.ones_like(chosen, dtype=p.dtype) if real is None else real[..., None].to(p.dtype)
-            counts = p.new_zeros(p.shape[-1]).index_add(0, flat, each.expand_as(chosen).flatten())
-            rows = None if real is None else real.flatten()
-            self.router.balance(logits.flatten(0, -2), p.flatten(0, -2), counts, rows)
+            if self.router.balanced:
+                flat = chosen.flatten()
+                each = torch.ones_like(chosen, dtype=p.dtype) if real is None else real[..., None].to(p.dtype)
+                counts = p.new_zeros(p.shape[-1]).index_add(0, flat, each.expand_as(chosen).flatten())
+                rows = None if real is None else real.flatten()
+                self.router.balance(logits.flatten(0, -2), p.flatten(0, -2), counts, rows)
             weights = self.router.serve(weights, chosen, real)
         y = self.mix(x, weights, chosen)
         if self.shared is not None:
@@ -549,7 +559,11 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         one = self.dense(self.width(ctx)).costs(ctx, rows)
         cast = shape.keeps_once((e - 1) * one.parameters) if shape.products != shape.dtype else 0
         filled = filled_rows(shape.products, shape.device, rows.tokens, e) / rows.tokens
-        choice = shape.keeps(3 * k, torch.int64) + shape.keeps(e + 2 * k + 3, fp32)
+        here = shape.device == "cpu" and fp32 == torch.float32  # one call chooses, and another computes few rows
+        plain = self.gated and self.activation == "silu" and self.weigh == "output" and not (self.bias or self.clamp)
+        few = here and plain and shape.products == fp32 and rows.tokens <= FEW * e
+        scores = k + 1 if here and self.n_groups == 1 else 2 * k + 3
+        choice = shape.keeps((2 if few else 3) * k, torch.int64) + shape.keeps(e + scores, fp32)
         experts = replace(
             one, parameters=e * one.parameters, active_parameters=k * one.parameters,
             kept=round(filled * one.kept) + cast + shape.keeps(k * d) + choice,
