@@ -73,6 +73,11 @@ def filled_rows(dtype: torch.dtype, device: str, rows: int, groups: int) -> int:
     return rows + groups * (BLOCK - 1) // 2 if half and rows > groups * BLOCK else rows
 
 
+def at_once(dtype: torch.dtype, device: str, rows: int = 0, groups: int = 1) -> bool:
+    """Returns True if one call chooses the experts of tokens and, for `rows` rows in all, computes them."""
+    return dtype == torch.float32 and device == "cpu" and rows <= FEW * groups
+
+
 def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], groups: Groups) -> Float[Tensor, "r o"]:
     """Returns y (r, o) with y_r = W_j x_r, where W_j (o, i) is the matrix of row r's group j = groups.of[r]; equal to
     `naive_grouped_product`."""
@@ -184,10 +189,10 @@ class _Choose(torch.autograd.Function):
 def choice(
     p: Float[Tensor, "*b e"], bias: Float[Tensor, " e"] | None, k: int, normalised: bool, scale: float
 ) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]] | None:
-    """Returns (weights, indices) of the k experts of largest p + bias for a training step, as `Router.choose` defines
-    them; None if torch should compute them."""
-    serves = torch.is_grad_enabled() and p.numel() and fused_loops.serves(p, *(() if bias is None else (bias,)))
-    return _Choose.apply(p, bias, k, normalised, scale) if serves and _library() is not None else None
+    """Returns (weights, indices) of the k experts of largest p + bias, as `Router.choose` defines them; None if torch
+    should compute them."""
+    serves = p.numel() and fused_loops.serves(p, *(() if bias is None else (bias,))) and _library() is not None
+    return _Choose.apply(p, bias, k, normalised, scale) if serves else None
 
 
 class _Mix(torch.autograd.Function):
@@ -204,7 +209,7 @@ class _Mix(torch.autograd.Function):
         made = ends, place, rows, opened, raised, hidden, out
         ctx.sizes = tokens, k, n, d, f
         if _library().mix(*_at(x, weights, chosen, *maps, *made, y), *ctx.sizes):
-            raise IndexError(f"a choice is none of the experts 0 .. {n - 1}")
+            raise IndexError(f"a choice is outside of the experts 0 .. {n - 1}")
         ctx.save_for_backward(weights, *maps, *made)
         return y
 
@@ -224,9 +229,9 @@ def mixture(
     x: Float[Tensor, "t d"], weights: Float[Tensor, "t k"], chosen: Int[Tensor, "t k"],
     gate: Float[Tensor, "n f d"], up: Float[Tensor, "n f d"], down: Float[Tensor, "n d f"],
 ) -> Float[Tensor, "t d"] | None:  # fmt: skip
-    """Returns y (t, d) with y_t = sum over c of w_tc E_j(x_t), j = chosen[t, c], of experts E_j(x) = (silu(x W_gate^T) *
-    x W_up^T) W_down^T, in one call for a training step; equal to `Experts.naive_mix`. None if torch should compute
-    it. Raises IndexError for a choice of no expert."""
+    """Returns y (t, d) with y_t = sum over c of w_tc E_j(x_t), j = chosen[t, c], of the experts
+    E_j(x) = (silu(x W_gate^T) * x W_up^T) W_down^T, in one call for a training step; equal to `Experts.naive_mix`. None
+    if torch should compute it. Raises IndexError for a choice of no expert."""
     few = 0 < chosen.numel() <= FEW * len(gate) and torch.is_grad_enabled()
     fit = gate.shape == up.shape == down.mT.shape and x.shape[1] == gate.shape[2] and len(x) == len(chosen)
     if not few or not fit or not fused_loops.serves(x, weights, gate, up, down) or _library() is None:

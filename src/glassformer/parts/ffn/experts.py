@@ -26,7 +26,7 @@ from glassformer.parts.ffn.fused_activation import swiglu
 from glassformer.parts.ffn.glu import Clamp, GluConfig, gating, refuse_clamp
 from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.grouped import BLOCK, FEW, Groups, choice, filled_rows, mixture, wants_blocks
+from glassformer.parts.grouped import BLOCK, Groups, at_once, choice, filled_rows, mixture, wants_blocks
 from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_cost
 from glassformer.parts.precision import full_precision, product_dtype, rowwise_linear, wide
 from glassformer.parts.reparam import MakeReparam
@@ -378,8 +378,8 @@ class Experts(FFN):
         return (y if self.weigh == "input" else y * weights[..., None]).sum(-2).to(y.dtype)
 
     def _at_once(self, x: Float[Tensor, "n d"], weights: Tensor, chosen: Tensor) -> Tensor | None:
-        """Returns the output of the routed experts if one call computes it: of SwiGLU experts without a bias, of which
-        nothing is observed; None otherwise."""
+        """Returns the output of the routed experts if one call computes it: of SwiGLU experts without a bias while
+        nothing observes their sites; None otherwise."""
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
         if gate is None or self.gate is None or self.activation is not swiglu or self.weigh == "input":
             return None
@@ -559,10 +559,9 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         one = self.dense(self.width(ctx)).costs(ctx, rows)
         cast = shape.keeps_once((e - 1) * one.parameters) if shape.products != shape.dtype else 0
         filled = filled_rows(shape.products, shape.device, rows.tokens, e) / rows.tokens
-        here = shape.device == "cpu" and fp32 == torch.float32  # one call chooses, and another computes few rows
         plain = self.gated and self.activation == "silu" and self.weigh == "output" and not (self.bias or self.clamp)
-        few = here and plain and shape.products == fp32 and rows.tokens <= FEW * e
-        scores = k + 1 if here and self.n_groups == 1 else 2 * k + 3
+        few = plain and at_once(shape.products, shape.device, rows.tokens, e)
+        scores = k + 1 if self.n_groups == 1 and at_once(fp32, shape.device) else 2 * k + 3
         choice = shape.keeps((2 if few else 3) * k, torch.int64) + shape.keeps(e + scores, fp32)
         experts = replace(
             one, parameters=e * one.parameters, active_parameters=k * one.parameters,
