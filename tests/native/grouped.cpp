@@ -63,11 +63,54 @@ void check(int64_t n, int64_t most, int64_t inner, int64_t out, bool odd) {
     }
 }
 
+// Experts: the result by its definition; of gradients only what is read and written.
+void check_experts(int64_t tokens, int64_t n, int64_t d, int64_t f) {
+    const int64_t k = 1 + draw() % n, rows = tokens * k;
+    std::vector<int64_t> chosen(rows), place(rows);
+    std::vector<int32_t> ends(n);
+    const Numbers p(tokens * n), x(tokens * d), grad(tokens * d), gate(n * f * d), up(n * f * d), down(n * d * f);
+    Numbers w(rows), y(tokens * d), by_row(rows * d), opened(rows * f), raised(rows * f), hidden(rows * f), out(rows * d);
+    choose(p.at, nullptr, w.at, chosen.data(), tokens, n, k, false, 1);
+    wrong += mix(x.at, w.at, chosen.data(), gate.at, up.at, down.at, ends.data(), place.data(), by_row.at, opened.at, raised.at,
+                 hidden.at, out.at, y.at, tokens, k, n, d, f);
+    const auto of = [&](const Numbers& m, int64_t j, int64_t row, int64_t width, auto given) {
+        double sum = 0;
+        for (int64_t i = 0; i < width; ++i) sum += m.at[(j * (m.count / n / width) + row) * width + i] * given(i);
+        return sum;
+    };
+    for (int64_t t = 0; t < tokens; ++t) {
+        std::vector<double> made(d), size(d);
+        for (int64_t c = 0; c < k; ++c) {
+            const int64_t j = chosen[t * k + c];
+            std::vector<double> inner(f);
+            for (int64_t m = 0; m < f; ++m) {
+                const auto own = [&](int64_t i) { return double(x[t * d + i]); };
+                const double open = of(gate, j, m, d, own);
+                inner[m] = open / (1 + std::exp(-open)) * of(up, j, m, d, own);
+            }
+            for (int64_t i = 0; i < d; ++i) {
+                made[i] += w[t * k + c] * of(down, j, i, f, [&](int64_t m) { return inner[m]; });
+                for (int64_t m = 0; m < f; ++m) size[i] += std::abs(w[t * k + c] * inner[m] * down[(j * d + i) * f + m]);
+            }
+        }
+        for (int64_t i = 0; i < d; ++i, ++looked) wrong += !(std::abs(y[t * d + i] - made[i]) <= 1e-4 * (size[i] + 1));
+    }
+    const bool want = draw() % 2;
+    Numbers work(rows * 2 * (d + f)), of_x(x.count), of_w(rows), of_p(p.count), of_gate(gate.count), of_up(up.count),
+        of_down(down.count);
+    wrong += mix_back(grad.at, w.at, gate.at, up.at, down.at, ends.data(), place.data(), by_row.at, opened.at, raised.at,
+                      hidden.at, out.at, work.at, want ? of_x.at : nullptr, want ? of_w.at : nullptr, of_gate.at, of_up.at,
+                      want ? nullptr : of_down.at, tokens, k, n, d, f);
+    choose_back(of_w.at, p.at, w.at, chosen.data(), of_p.at, tokens, n, k, true, 1);
+}
+
 }  // namespace
 
 int main() {
     for (int round = 0; round < ROUNDS; ++round)
         check(1 + draw() % 5, 1 + draw() % 40, 1 + draw() % 90, 1 + draw() % 150, round % 4 == 3);
+    for (int round = 0; round < ROUNDS / 2; ++round)
+        check_experts(1 + draw() % 30, 1 + draw() % 5, 1 + draw() % 70, 1 + draw() % 90);
     check(3, 9, 560, 630, false);  // gradients that are written past the cache
     std::printf("%lld of %lld wrong\n", (long long)wrong, (long long)looked);
     return wrong != 0;

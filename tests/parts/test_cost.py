@@ -147,6 +147,18 @@ def test_kept_bytes_of_a_block_equal_tensors_saved_by_autograd(name: str, produc
     assert block_cost(config, products).activation_bytes("none") == pytest.approx(measured, rel=tolerance)
 
 
+@pytest.mark.parametrize("change", ["", "+ffn.n_groups=2"])
+def test_kept_bytes_of_experts_of_few_tokens(change: str):
+    config = gf.preset(ROWS["experts"] + change)
+    layer = config.build(seed=0).train().layers[0]
+    owned = {tensor.untyped_storage().data_ptr() for tensor in layer.parameters()}
+    x = torch.randn(2, 30, config.d_model, requires_grad=True)
+    with saved() as sizes:
+        layer(x, Pass.of(x))
+    measured = sum(size for at, size in sizes.items() if at not in owned)
+    assert config.costs(Shape.training(2, 30))["layers.0"].kept == pytest.approx(measured, rel=1e-3)
+
+
 @pytest.mark.parametrize("products", [None, torch.bfloat16], ids=["fp32", "autocast"])
 @pytest.mark.parametrize("name", ["gpt2", "gqa", "alibi", "mamba"])
 def test_kept_bytes_of_a_model_equal_tensors_saved_for_its_loss(name: str, products: torch.dtype | None):

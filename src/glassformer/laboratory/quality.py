@@ -181,7 +181,7 @@ def _measured(
             progress(label, done, len(windows))
 
     how = Settings(str(model.device), "float32", torch.get_num_threads(), compile=False)
-    found = score(model, told(), how)  # type: ignore[arg-type]
+    found = score(model, told(), how)
     held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     looked_up = model.head.packed is not None or model.head.weight is not None
     return Quality(

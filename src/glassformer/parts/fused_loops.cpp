@@ -123,22 +123,26 @@ inline float product(const float* x, const float* y, int64_t count) {
     return total;
 }
 
-// y[0], y[1] .. = F(x[0], x[1] ..) of `count` numbers; F takes and gives vectors, and may give more.
+// y[0], y[1] .. = F(x[0], x[1] ..) of the numbers first .. last-1; F takes and gives vectors, and may give more.
+template <auto F, size_t N, size_t M>
+inline void piece(int64_t first, int64_t last, const float* const (&x)[N], float* const (&y)[M]) {
+    Wide given[N], made[3];
+    int64_t i = first;
+    for (; i + WIDE <= last; i += WIDE) {
+        for (size_t n = 0; n < N; ++n) given[n] = wide(x[n] + i);
+        F(given, made);
+        for (size_t n = 0; n < M; ++n) put(y[n] + i, made[n]);
+    }
+    if (i == last) return;
+    for (size_t n = 0; n < N; ++n) given[n] = wide(x[n] + i, last - i);
+    F(given, made);
+    for (size_t n = 0; n < M; ++n) put(y[n] + i, made[n], last - i);
+}
+
+// The same of `count` numbers, divided among threads.
 template <auto F, size_t N, size_t M>
 inline void each(int64_t count, const float* const (&x)[N], float* const (&y)[M]) {
-    in_pieces(count, [=](int64_t first, int64_t last) {
-        Wide given[N], made[3];
-        int64_t i = first;
-        for (; i + WIDE <= last; i += WIDE) {
-            for (size_t n = 0; n < N; ++n) given[n] = wide(x[n] + i);
-            F(given, made);
-            for (size_t n = 0; n < M; ++n) put(y[n] + i, made[n]);
-        }
-        if (i == last) return;
-        for (size_t n = 0; n < N; ++n) given[n] = wide(x[n] + i, last - i);
-        F(given, made);
-        for (size_t n = 0; n < M; ++n) put(y[n] + i, made[n], last - i);
-    });
+    in_pieces(count, [=](int64_t first, int64_t last) { piece<F>(first, last, x, y); });
 }
 
 // Activations: their value at x, and the slope there.

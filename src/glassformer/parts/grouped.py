@@ -73,6 +73,11 @@ def filled_rows(dtype: torch.dtype, device: str, rows: int, groups: int) -> int:
     return rows + groups * (BLOCK - 1) // 2 if half and rows > groups * BLOCK else rows
 
 
+def at_once(dtype: torch.dtype, device: str, rows: int = 0, groups: int = 1) -> bool:
+    """Returns True if one call chooses the experts of tokens and, for `rows` rows in all, computes them."""
+    return dtype == torch.float32 and device == "cpu" and rows <= FEW * groups
+
+
 def grouped_product(x: Float[Tensor, "r i"], weight: Float[Tensor, "n o i"], groups: Groups) -> Float[Tensor, "r o"]:
     """Returns y (r, o) with y_r = W_j x_r, where W_j (o, i) is the matrix of row r's group j = groups.of[r]; equal to
     `naive_grouped_product`."""
@@ -112,9 +117,14 @@ def _library() -> Any:
     found = native.if_possible(SOURCE, native.kernel(), "experts of few tokens use torch's slower products")
     if found is not None:
         at, whole = ctypes.c_void_p, ctypes.c_int64
-        for call, tensors in ((found.grouped_product, 4), (found.grouped_product_back, 6)):
-            call.argtypes, call.restype = [at] * tensors + [whole] * 3, ctypes.c_int32
-        found.grouped_product.restype = None
+        for call, tensors, sizes, kind in (
+            (found.grouped_product, 4, 3, None), (found.grouped_product_back, 6, 3, ctypes.c_int32),
+            (found.mix, 14, 5, ctypes.c_int32), (found.mix_back, 18, 5, ctypes.c_int32),
+        ):  # fmt: skip
+            call.argtypes, call.restype = [at] * tensors + [whole] * sizes, kind
+        for call, tensors in ((found.choose, 4), (found.choose_back, 5)):
+            call.argtypes = [at] * tensors + [whole] * 3 + [ctypes.c_bool, ctypes.c_float]
+            call.restype = None
     return found
 
 
@@ -135,14 +145,98 @@ class _OfFew(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, ends = ctx.saved_tensors
         grad, (n, o, i) = grads[0].contiguous(), weight.shape
-        of_x, of_weight = (
-            torch.empty_like(one) if needed else None
-            for one, needed in zip((x, weight), ctx.needs_input_grad[:2], strict=True)
-        )
-        given = (None if one is None else one.data_ptr() for one in (grad, x, weight, of_x, of_weight, ends))
-        if _library().grouped_product_back(*given, n, i, o):
+        of_x, of_weight = _wanted(ctx, x, weight)
+        if _library().grouped_product_back(*_at(grad, x, weight, of_x, of_weight, ends), n, i, o):
             raise MemoryError("the gradient of a grouped product")
         return of_x, of_weight, None
+
+
+def _at(*tensors: Tensor | None) -> list[int | None]:
+    return [None if one is None else one.data_ptr() for one in tensors]
+
+
+def _wanted(ctx: Any, *inputs: Tensor) -> list[Tensor | None]:
+    """Returns room for the gradients of the first inputs of an autograd function; None for those not needed."""
+    pairs = zip(inputs, ctx.needs_input_grad, strict=False)
+    return [torch.empty_like(one) if needed else None for one, needed in pairs]
+
+
+class _Choose(torch.autograd.Function):
+    """Autograd function of `choice`, as `grouped.cpp` computes it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, p: Tensor, bias: Tensor | None, k: int, normalised: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        p = p.contiguous()
+        weights = p.new_empty(*p.shape[:-1], k)
+        chosen = torch.empty_like(weights, dtype=torch.int64)
+        ctx.call = len(p.view(-1, p.shape[-1])), p.shape[-1], k, normalised, scale
+        _library().choose(*_at(p, bias, weights, chosen), *ctx.call)
+        ctx.save_for_backward(p, weights, chosen)
+        ctx.mark_non_differentiable(chosen)
+        return weights, chosen
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        p, weights, chosen = ctx.saved_tensors
+        of_p = torch.empty_like(p)
+        _library().choose_back(*_at(grads[0].contiguous(), p, weights, chosen, of_p), *ctx.call)
+        return of_p, None, None, None, None
+
+
+def choice(
+    p: Float[Tensor, "*b e"], bias: Float[Tensor, " e"] | None, k: int, normalised: bool, scale: float
+) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]] | None:
+    """Returns (weights, indices) of the k experts of largest p + bias, as `Router.choose` defines them; None if torch
+    should compute them."""
+    serves = p.numel() and fused_loops.serves(p, *(() if bias is None else (bias,))) and _library() is not None
+    return _Choose.apply(p, bias, k, normalised, scale) if serves else None
+
+
+class _Mix(torch.autograd.Function):
+    """Autograd function of `mixture`, as `grouped.cpp` computes it; keeps what separate operations keep."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, gate: Tensor, up: Tensor, down: Tensor, chosen: Tensor) -> Tensor:
+        x, weights, gate, up, down, chosen = (one.contiguous() for one in (x, weights, gate, up, down, chosen))
+        (tokens, k), (n, f, d) = chosen.shape, gate.shape
+        rows, out, y = x.new_empty(tokens * k, d), x.new_empty(tokens * k, d), torch.empty_like(x)
+        opened, raised, hidden = (x.new_empty(tokens * k, f) for _ in range(3))
+        ends, place = chosen.new_empty(n, dtype=torch.int32), torch.empty_like(chosen)
+        maps = gate, up, down
+        made = ends, place, rows, opened, raised, hidden, out
+        ctx.sizes = tokens, k, n, d, f
+        if _library().mix(*_at(x, weights, chosen, *maps, *made, y), *ctx.sizes):
+            raise IndexError(f"a choice is outside of the experts 0 .. {n - 1}")
+        ctx.save_for_backward(weights, *maps, *made)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad, (weights, *saved) = grads[0].contiguous(), ctx.saved_tensors
+        tokens, k, _, d, f = ctx.sizes
+        made = _wanted(ctx, grad, weights, *saved[:3])
+        work = grad.new_empty(tokens * k * 2 * (d + f))
+        if _library().mix_back(*_at(grad, weights, *saved, work, *made), *ctx.sizes):
+            raise MemoryError("the gradient of experts")
+        return *made, None
+
+
+def mixture(
+    x: Float[Tensor, "t d"], weights: Float[Tensor, "t k"], chosen: Int[Tensor, "t k"],
+    gate: Float[Tensor, "n f d"], up: Float[Tensor, "n f d"], down: Float[Tensor, "n d f"],
+) -> Float[Tensor, "t d"] | None:  # fmt: skip
+    """Returns y (t, d) with y_t = sum over c of w_tc E_j(x_t), j = chosen[t, c], of the experts
+    E_j(x) = (silu(x W_gate^T) * x W_up^T) W_down^T, in one call for a training step; equal to `Experts.naive_mix`. None
+    if torch should compute it. Raises IndexError for a choice of no expert."""
+    few = 0 < chosen.numel() <= FEW * len(gate) and torch.is_grad_enabled()
+    fit = gate.shape == up.shape == down.mT.shape and x.shape[1] == gate.shape[2] and len(x) == len(chosen)
+    if not few or not fit or not fused_loops.serves(x, weights, gate, up, down) or _library() is None:
+        return None
+    return _Mix.apply(x, weights, gate, up, down, chosen)
 
 
 # Opaque operations for the compiler, which cannot trace sizes that depend on data, and knows the shapes of

@@ -81,8 +81,9 @@ def measured(result: RunResult, run: Run, text: Tokens, loss_alone: bool = False
     context, objective = run.recipe.context, run.recipe.objective
     text = objective.with_tokens(text)
     found = evaluate(
-        run.model, text, context, run.how, max_tokens=4 * run.recipe.evaluation_tokens, objective=objective
-    )
+        run.model, text, context, run.how, max_tokens=4 * run.recipe.evaluation_tokens, objective=objective,
+        known=run.scored,
+    )  # fmt: skip
     if objective.in_nats and run.config.head.predicts_tokens:
         windows = objective.evaluation(text, context, 4 * run.recipe.evaluation_tokens, 8, run.config)
         found["frequency_loss"] = frequency_loss(windows)

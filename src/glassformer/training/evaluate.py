@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,10 +17,30 @@ from glassformer.machine.threads import paced
 from glassformer.model import Model
 from glassformer.parallel.process_groups import ALONE, ProcessGroups
 from glassformer.parts.loss import IGNORED
-from glassformer.text import EvaluationWindows, Tokens, bits_per_byte
+from glassformer.text import EvaluationBatch, EvaluationWindows, Tokens, bits_per_byte
 from glassformer.training.objectives import NextTokenConfig, ObjectiveConfig
 
 NEXT_TOKEN = NextTokenConfig()
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Sums over held-out windows, each known by the place where it starts: nats, scored targets and their bytes."""
+
+    starts: frozenset[int]
+    nats: float
+    tokens: int
+    bytes: int
+
+    def measures(self) -> dict[str, Any]:
+        """Returns the measures of `evaluate`."""
+        loss = self.nats / self.tokens
+        return {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "bits_per_byte": bits_per_byte(self.nats, self.bytes) if self.bytes else None,
+            "tokens": self.tokens,
+        }
 
 
 def evaluate(
@@ -30,23 +52,47 @@ def evaluate(
     batch: int = 8,
     objective: ObjectiveConfig = NEXT_TOKEN,
     groups: ProcessGroups = ALONE,
+    known: Scored | None = None,
 ) -> dict[str, Any]:
     """Returns mean loss in nats per token, perplexity exp(loss), and bits per byte of text, over held-out windows of
     `context` tokens, evenly spread without overlap. `bits_per_byte`: None if the tokenizer loses text or the loss of
-    the `objective` is not a likelihood of the text."""
-    return score(model, objective.evaluation(text, context, max_tokens, batch, model.config), how, objective, groups)
+    the `objective` is not a likelihood of the text. `known`: sums of the same weights over some of the windows, which
+    are not read again."""
+    windows = objective.evaluation(text, context, max_tokens, batch, model.config)
+    return scored(model, windows, how, objective, groups, known).measures()
 
 
-@torch.no_grad()
-def score(
+def scored(
     model: Model,
     windows: EvaluationWindows,
     how: Settings,
     objective: ObjectiveConfig = NEXT_TOKEN,
     groups: ProcessGroups = ALONE,
+    known: Scored | None = None,
+) -> Scored:
+    """Returns the sums over the given windows: those `known`, if the loss of a window does not depend on the others,
+    and then those of the rest."""
+    starts = frozenset(windows.starts.tolist())
+    if known is None or not objective.continues or not known.starts < starts:
+        return Scored(starts, *_sums(model, windows, how, objective, groups))
+    windows.starts = windows.starts[~np.isin(windows.starts, list(known.starts))]
+    nats, tokens, size = _sums(model, windows, how, objective, groups)
+    return Scored(starts, known.nats + nats, known.tokens + tokens, known.bytes + size)
+
+
+def score(
+    model: Model, windows: Iterable[EvaluationBatch], how: Settings, objective: ObjectiveConfig = NEXT_TOKEN
 ) -> dict[str, Any]:
-    """Returns the measures of `evaluate` (loss, perplexity, ...) over the given windows: rank r of n reads every n-th
-    batch; sums are in the order of the windows."""
+    """Returns the measures of `evaluate` (loss, perplexity, ...) over the given windows."""
+    return Scored(frozenset(), *_sums(model, windows, how, objective, ALONE)).measures()
+
+
+@torch.no_grad()
+def _sums(
+    model: Model, windows: Iterable[EvaluationBatch], how: Settings, objective: ObjectiveConfig, groups: ProcessGroups
+) -> tuple[float, int, int]:
+    """Returns the nats, scored targets and bytes of windows: rank r of n reads every n-th batch; sums are in the order
+    of the windows."""
     found: list[list[float]] = []
     was_training, each = model.training, iter(windows)
     model.eval()
@@ -55,19 +101,13 @@ def score(
             batch, counts = some[min(groups.at["dp"], len(some) - 1)]  # all ranks read the same number of batches
             with paced(model, "evaluation", batch.inputs.numel(), free=False), how.autocast():
                 losses = objective.loss(model, batch.to(how.device), reduction="none")
-            scored = float((batch.targets != IGNORED).sum())
-            told = groups.numbers(float(losses.cpu().double().sum()), scored, float(counts.sum()), axis="dp")
+            targets = float((batch.targets != IGNORED).sum())
+            told = groups.numbers(float(losses.cpu().double().sum()), targets, float(counts.sum()), axis="dp")
             found += told[: len(some)]
     finally:
         model.train(was_training)
-    nats, tokens, size = sum(row[0] for row in found), *(int(sum(row[i] for row in found)) for i in (1, 2))
-    loss = nats / tokens
-    return {
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_byte": bits_per_byte(nats, size) if size else None,
-        "tokens": tokens,
-    }
+    nats, tokens, size = (sum(row[i] for row in found) for i in range(3))
+    return nats, int(tokens), int(size)
 
 
 def frequency_loss(windows: EvaluationWindows) -> float:

@@ -24,7 +24,7 @@ from glassformer.parts.core.base import moves_of
 from glassformer.text import Tokens
 from glassformer.text.vocabulary import TOKENIZER_FILES
 from glassformer.training import checkpoint
-from glassformer.training.evaluate import evaluate
+from glassformer.training.evaluate import Scored, scored
 from glassformer.training.gradients import Order, Sums, sums_of
 from glassformer.training.progress import Progress
 from glassformer.training.repeats import times_read
@@ -79,6 +79,8 @@ class Training:
         self.rows: list[dict[str, Any]] = []
         """Rows of metrics.jsonl."""
         self.validation: dict[str, Any] | None = None
+        self.scored: Scored | None = None
+        """Sums of the latest evaluation of this process."""
         background = self.recipe.async_save and self.folder is not None
         self.background = checkpoint.Background(self.groups) if background else None
         self.in_place: Callable[[], bool] = lambda: True
@@ -196,16 +198,11 @@ class Training:
     def _evaluate(self) -> None:
         recipe = self.recipe
         batch = recipe.micro_batch or recipe.batch_size
-        self.validation = evaluate(
-            self.model,
-            self.text,
-            recipe.context,
-            self.how,
-            recipe.evaluation_tokens,
-            batch,
-            recipe.objective,
-            self.groups,
+        windows = recipe.objective.evaluation(
+            self.text, recipe.context, recipe.evaluation_tokens, batch, self.model.config
         )
+        self.scored = scored(self.model, windows, self.how, recipe.objective, self.groups)
+        self.validation = self.scored.measures()
         self.sharing.settle(self.model)
         self.record({"validation": self.validation})
 
@@ -220,6 +217,7 @@ class Training:
             model, self.config, reading(self.config, self.text.tokenizer), self.recipe,
             "diverged" if self.error else "ok", self.step, self.tokens, self.seconds, self.validation, self.rows,
             self.how, self.folder, self.error, self.learning_rate, self.read, spent=dict(self.spent), passes=times,
+            scored=self.scored if self.evaluated else None,
         )  # fmt: skip
 
     # Checkpoints

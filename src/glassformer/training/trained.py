@@ -22,6 +22,7 @@ from glassformer.text import Tokenizer, load_tokenizer
 from glassformer.text.chat_template import ChatTemplate
 from glassformer.text.pairs import START, as_trained
 from glassformer.training import checkpoint
+from glassformer.training.evaluate import Scored
 from glassformer.training.recipe import Recipe
 from glassformer.training.repeats import MOST_PASSES
 from glassformer.units import plural
@@ -109,6 +110,8 @@ class Run(Tabular):
     """Kind of work -> its seconds in this process: loading, training, evaluating, sampling, saving."""
     passes: float | None = None
     """Number of times that the training text was read; None if the data is drawn without end."""
+    scored: Scored | None = field(default=None, repr=False)
+    """Sums of the evaluation of the trained model; None if another process evaluated it."""
     pretrained: bool = False
     """True if the run started from weights that were trained before."""
 

@@ -45,7 +45,7 @@ class _GeluTanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        y = fused_loops.gelu_tanh(x) if ctx.needs_input_grad[0] else None
+        y = fused_loops.gelu_tanh(x)
         return _gelu_tanh(x) if y is None else y
 
     @staticmethod

@@ -19,13 +19,14 @@ from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.exchange import Exchange
 from glassformer.parts.core.init import Init
 from glassformer.parts.core.reduce import total
-from glassformer.parts.core.site import Site
+from glassformer.parts.core.site import Site, unseen
 from glassformer.parts.core.words import Word, whole_number
 from glassformer.parts.ffn.base import ACTIVATIONS, FFN, FFNConfig
+from glassformer.parts.ffn.fused_activation import swiglu
 from glassformer.parts.ffn.glu import Clamp, GluConfig, gating, refuse_clamp
 from glassformer.parts.ffn.mlp import MlpConfig
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.grouped import BLOCK, Groups, filled_rows, wants_blocks
+from glassformer.parts.grouped import BLOCK, Groups, at_once, choice, filled_rows, mixture, wants_blocks
 from glassformer.parts.linear import GroupedLinear, Linear, Matrix, linear_cost
 from glassformer.parts.precision import full_precision, product_dtype, rowwise_linear, wide
 from glassformer.parts.reparam import MakeReparam
@@ -112,6 +113,10 @@ class Router(Linear):
 
     def choose(self, p: Float[Tensor, "*b e"]) -> tuple[Float[Tensor, "*b k"], Int[Tensor, "*b k"]]:
         """Returns (weights w, indices I) of the k experts chosen for each token, (..., k) each, from p."""
+        if self.n_groups == 1:
+            found = choice(p, self.selection_bias, self.top_k, self.normalised, self.scale)
+            if found is not None:
+                return found
         rank = p.detach() if self.selection_bias is None else p.detach() + self.selection_bias
         rank = rank.masked_fill(p <= 0, -torch.inf)
         if self.n_groups > 1:
@@ -155,6 +160,11 @@ class Router(Linear):
         turn = torch.empty_like(flat).scatter(0, order, torch.arange(len(flat), device=flat.device) - first[by_expert])
         share, of = self._room
         return ((turn >= -(-given * share // of)) & (flat < e)).view_as(chosen)
+
+    @property
+    def balanced(self) -> bool:
+        """True if training passes count the tokens of each expert or add a loss."""
+        return bool(self.balance_loss or self.z_loss) or self.load is not None
 
     def balance(
         self, logits: Float[Tensor, "n e"], p: Float[Tensor, "n e"], counts: Float[Tensor, " e"],
@@ -294,11 +304,12 @@ class Experts(FFN):
         p = self.routing(self.router.score(logits))
         weights, chosen = self.router.choose(p)
         if self.training and torch.is_grad_enabled():
-            flat = chosen.flatten()
-            each = torch.ones_like(chosen, dtype=p.dtype) if real is None else real[..., None].to(p.dtype)
-            counts = p.new_zeros(p.shape[-1]).index_add(0, flat, each.expand_as(chosen).flatten())
-            rows = None if real is None else real.flatten()
-            self.router.balance(logits.flatten(0, -2), p.flatten(0, -2), counts, rows)
+            if self.router.balanced:
+                flat = chosen.flatten()
+                each = torch.ones_like(chosen, dtype=p.dtype) if real is None else real[..., None].to(p.dtype)
+                counts = p.new_zeros(p.shape[-1]).index_add(0, flat, each.expand_as(chosen).flatten())
+                rows = None if real is None else real.flatten()
+                self.router.balance(logits.flatten(0, -2), p.flatten(0, -2), counts, rows)
             weights = self.router.serve(weights, chosen, real)
         y = self.mix(x, weights, chosen)
         if self.shared is not None:
@@ -322,9 +333,13 @@ class Experts(FFN):
     ) -> Float[Tensor, "*b d"]:
         """Returns the output of the routed experts, sum_k w_k E_k(x), or with weigh="input" sum_k E_k(w_k x). All rows
         of an expert are computed together, so that its weights are read once."""
-        by_expert, order = chosen.flatten().sort(stable=True)
-        flat, tokens, back = x.flatten(0, -2), order // chosen.shape[-1], order.argsort()
+        flat = x.flatten(0, -2)
         flat = flat.to(product_dtype(flat))
+        y = self._at_once(flat, weights.flatten(0, -2), chosen.flatten(0, -2))
+        if y is not None:
+            return y.view_as(x)
+        by_expert, order = chosen.flatten().sort(stable=True)
+        tokens, back = order // chosen.shape[-1], order.argsort()
         journey = None if self.exchange is None else self.exchange(by_expert)
         share = weights.flatten()[order] if self.weigh == "input" else None
         if journey is None:
@@ -361,6 +376,18 @@ class Experts(FFN):
             y = journey.back(y)
         y = y.index_select(0, back).view(*chosen.shape, -1)
         return (y if self.weigh == "input" else y * weights[..., None]).sum(-2).to(y.dtype)
+
+    def _at_once(self, x: Float[Tensor, "n d"], weights: Tensor, chosen: Tensor) -> Tensor | None:
+        """Returns the output of the routed experts if one call computes it: of SwiGLU experts without a bias while
+        nothing observes their sites; None otherwise."""
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        if gate is None or self.gate is None or self.activation is not swiglu or self.weigh == "input":
+            return None
+        if self.exchange is not None or any(site.watched for site in (self.gate, self.up, self.hidden)):
+            return None
+        if any(one.bias is not None or not unseen(one) for one in (gate, up, down)):
+            return None
+        return mixture(x, weights, chosen, gate.maps(), up.maps(), down.maps())
 
     def naive_mix(self, x: Float[Tensor, "n d"], weights: Float[Tensor, "n k"], chosen: Int[Tensor, "n k"]) -> Tensor:
         """Returns the output of the routed experts by its definition: every expert computes every token, with weight 0
@@ -532,7 +559,10 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         one = self.dense(self.width(ctx)).separate_costs(ctx, rows)
         cast = shape.keeps_once((e - 1) * one.parameters) if shape.products != shape.dtype else 0
         filled = filled_rows(shape.products, shape.device, rows.tokens, e) / rows.tokens
-        choice = shape.keeps(3 * k, torch.int64) + shape.keeps(e + 2 * k + 3, fp32)
+        plain = self.gated and self.activation == "silu" and self.weigh == "output" and not (self.bias or self.clamp)
+        few = plain and at_once(shape.products, shape.device, rows.tokens, e)
+        scores = k + 1 if self.n_groups == 1 and at_once(fp32, shape.device) else 2 * k + 3
+        choice = shape.keeps((2 if few else 3) * k, torch.int64) + shape.keeps(e + scores, fp32)
         experts = replace(
             one, parameters=e * one.parameters, active_parameters=k * one.parameters,
             kept=round(filled * one.kept) + cast + shape.keeps(k * d) + choice,

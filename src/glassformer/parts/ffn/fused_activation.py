@@ -125,6 +125,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Returns silu(gate) * up, keeping only gate and up for the backward pass."""
     if torch.is_grad_enabled():
         return _SwiGlu.apply(gate, up)
+    if (y := fused_loops.swiglu(gate, up)) is not None:
+        return y
     if gate.dtype != wide(gate).dtype:  # torch's silu rounds twice, and is many times faster than three passes in fp32
         return (F.silu(gate) * up).to(gate.dtype)
     return _swiglu(gate, up)

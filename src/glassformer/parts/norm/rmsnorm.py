@@ -81,8 +81,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
     """Returns the RMS norm of x as `naive_rms_norm`, in `dtype`, by default that of x; keeps x and one number per token
     for the backward pass."""
     if not torch.is_grad_enabled():
-        return _forward(x, weight, eps, dtype or x.dtype)[0]
+        return _made(x, weight, eps, dtype or x.dtype)[0]
     return _RMSNorm.apply(x, weight, eps, dtype or x.dtype)
+
+
+def _made(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns the RMS norm of x and the rates (..., 1)."""
+    made = fused_loops.rms_norm(x, weight, eps) if dtype == torch.float32 else None
+    return made or _forward(x, weight, eps, dtype)
 
 
 @region
@@ -107,8 +113,7 @@ def _grad_weight(grad: Tensor, x: Tensor, rate: Tensor) -> Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        made = fused_loops.rms_norm(x, weight, eps) if dtype == torch.float32 else None
-        y, rate = made or _forward(x, weight, eps, dtype)
+        y, rate = _made(x, weight, eps, dtype)
         ctx.save_for_backward(x, weight, rate)
         return y
 
