@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from statistics import stdev
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import entropy
+from torch import Tensor
 
+import glassformer as gf
+from glassformer.machine import Settings
+from glassformer.model import Model
 from glassformer.runs.arm import company
 from glassformer.runs.measure import scatter
 from glassformer.runs.results import COMPANY, MachineRecord, Validation
-from glassformer.text import evaluation_windows
-from glassformer.training import frequency_loss
+from glassformer.text import Batch, evaluation_windows
+from glassformer.training import evaluate, frequency_loss
+from glassformer.training.evaluate import scored
+from glassformer.training.objectives import NextTokenConfig
 
 
 def test_the_scatter_of_timings_is_that_of_stretches_and_not_of_single_ones():
@@ -47,3 +56,22 @@ def test_a_model_has_barely_learned_if_context_saves_less_than_a_tenth(loss: flo
     fields = {"perplexity": 1.0, "bits_per_byte": None, "tokens": 1}
     assert Validation(loss=loss, frequency_loss=3.0, **fields).barely_learned is barely
     assert not Validation(loss=loss, **fields).barely_learned
+
+
+def test_windows_that_training_has_read_are_not_read_again(monkeypatch: pytest.MonkeyPatch):
+    text: Any = SimpleNamespace(validation=np.arange(16 * 21) % 23, token_bytes=np.ones(23, dtype=np.int64))
+    model, how = gf.preset("llama@0.1m+vocab_size=23").build(seed=0), Settings("cpu", "float32", 1, False)
+    loss, read = NextTokenConfig.loss, []
+
+    def counting(self: NextTokenConfig, model: Model, batch: Batch, reduction: str = "mean") -> Tensor:
+        read.append(len(batch.inputs))
+        return loss(self, model, batch, reduction)
+
+    monkeypatch.setattr(NextTokenConfig, "loss", counting)
+    known = scored(model, NextTokenConfig().evaluation(text, 16, 4 * 16, 8, model.config), how)
+    whole = evaluate(model, text, 16, how, max_tokens=16 * 16)
+    assert read == [4, 8, 8]
+    assert evaluate(model, text, 16, how, max_tokens=16 * 16, known=known) == pytest.approx(whole, rel=1e-12)
+    assert read[3:] == [8, 4]
+    other = replace(known, starts=known.starts | {3})  # of windows that are not among these
+    assert evaluate(model, text, 16, how, max_tokens=16 * 16, known=other) == whole

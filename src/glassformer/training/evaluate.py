@@ -25,7 +25,7 @@ NEXT_TOKEN = NextTokenConfig()
 
 @dataclass(frozen=True)
 class Scored:
-    """Sums over held-out windows, each known by the place where it starts: nats, scored targets and their bytes."""
+    """Sums over held-out windows that start at the tokens `starts`: nats, scored targets and their bytes."""
 
     starts: frozenset[int]
     nats: float
