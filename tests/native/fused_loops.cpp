@@ -35,6 +35,26 @@ void look(float made, double meant, double size) {
     wrong += !(std::abs(made - meant) <= 1e-5 * (size + 1));
 }
 
+using Halves = std::vector<uint16_t>;
+
+Halves narrowed(const Numbers& x) {
+    Halves y(x.size());
+    for (size_t i = 0; i < x.size(); ++i) fused_loops::put(y[i], x[i]);
+    return y;
+}
+
+// f(numbers of 16 bits, results) has the bits of the same loop, g(the same numbers in fp32, results), rounded.
+template <typename F, typename G>
+void rounded(const Numbers& x, size_t count, F f, G g) {
+    const Halves halves = narrowed(x);
+    Numbers wide(x.size()), meant(count);
+    Halves made(count);
+    for (size_t i = 0; i < x.size(); ++i) wide[i] = fused_loops::value(halves[i]);
+    f(halves.data(), made.data()), g(wide.data(), meant.data());
+    const Halves to = narrowed(meant);
+    for (size_t i = 0; i < count; ++i, ++looked) wrong += made[i] != to[i] && !std::isnan(meant[i]);
+}
+
 double logistic(double x) { return 1 / (1 + std::exp(-x)); }
 
 void gating() {
@@ -49,6 +69,9 @@ void gating() {
         look(a[i], grad[i] * up[i] * slope, std::abs(double(grad[i]) * up[i]) * (1 + std::abs(gate[i])));
         look(b[i], grad[i] * silu, std::abs(grad[i] * silu));
     }
+    rounded(
+        drawn(2 * n, 3), n, [&](const uint16_t* x, uint16_t* y) { swiglu_of_16_bits(x, x + n, y, n); },
+        [&](const float* x, float* y) { swiglu(x, x + n, y, n); });
     gelu_tanh(gate.data(), y.data(), n);
     gelu_tanh_back(grad.data(), gate.data(), a.data(), n);
     for (int64_t i = 0; i < n; ++i) {
@@ -65,6 +88,9 @@ void norms() {
     Numbers y(rows * d), rates(rows), a(rows * d), b(d), parts((rows + 63) / 64 * d);
     rms_norm(x.data(), w.data(), y.data(), rates.data(), rows, d, 1e-5f);
     rms_norm_back(grad.data(), x.data(), w.data(), rates.data(), a.data(), b.data(), parts.data(), rows, d);
+    rounded(
+        x, x.size(), [&](const uint16_t* x, uint16_t* y) { rms_norm_of_16_bits(x, w.data(), y, rows, d, 1e-5f); },
+        [&](const float* x, float* y) { rms_norm(x, w.data(), y, rates.data(), rows, d, 1e-5f); });
     std::vector<double> of_w(d), size_w(d);
     for (int64_t r = 0; r < rows; ++r) {
         double squares = 0, dot = 0, size = 0;
@@ -90,7 +116,17 @@ void rotations() {
     const Numbers x = drawn(b * s * n * h), cosine = drawn((each ? b : 1) * s * r + 1), sine = drawn((each ? b : 1) * s * r + 1);
     Numbers y(b * s * n * h);
     const int64_t by_token[] = {s * n * h, n * h, h}, by_head[] = {s * n * h, h, s * h}, sizes[] = {b, s, n, h};
-    turn_pairs(x.data(), by_token, cosine.data(), sine.data(), each ? s * r : 0, y.data(), by_head, sizes, r, near, back ? -1.0f : 1.0f);
+    const float sign = back ? -1 : 1;
+    const int64_t of_row = each ? s * r : 0;
+    turn_pairs(x.data(), by_token, cosine.data(), sine.data(), of_row, y.data(), by_head, sizes, r, near, sign);
+    rounded(
+        x, x.size(),
+        [&](const uint16_t* x, uint16_t* y) {
+            turn_pairs_of_16_bits(x, by_token, cosine.data(), sine.data(), of_row, y, by_head, sizes, r, near, sign);
+        },
+        [&](const float* x, float* y) {
+            turn_pairs(x, by_token, cosine.data(), sine.data(), of_row, y, by_head, sizes, r, near, sign);
+        });
     for (int64_t row = 0; row < b; ++row)
         for (int64_t t = 0; t < s; ++t)
             for (int64_t k = 0; k < n; ++k)

@@ -114,6 +114,25 @@ def test_rotations_are_their_definition(axis: int, b: int, s: int, m: int, rest:
 
 
 @serves
+@pytest.mark.parametrize("shape", [(1, 3, 5, 8), (2, 40, 3, 26)])
+def test_loops_in_bf16_are_those_in_fp32_rounded(shape: tuple[int, ...]) -> None:
+    x, up = (drawn(*shape, seed=seed).bfloat16() for seed in (0, 1))
+    weight, angle = drawn(shape[-1]), drawn(shape[1], 1, 2, 4)
+    cos, sin = angle.cos(), angle.sin()
+    with torch.no_grad():
+        for loop in (
+            lambda x: fused_loops.swiglu(x, up.to(x.dtype)),
+            lambda x: rms_norm(x, weight, 1e-5),
+            lambda x: fused_loops.turn(x, cos, sin, -2),
+        ):
+            made, meant = loop(x), loop(x.float())
+            assert made.dtype == torch.bfloat16 and not (made.float() - meant).abs().gt(2.0**-8 * meant.abs()).any()
+        made = fused_loops.half_rms_norm(x, weight, 1e-5)
+        meant = fused_loops.rms_norm(x.float(), weight, 1e-5)
+        assert made is not None and meant is not None and torch.equal(made, meant[0].bfloat16())
+
+
+@serves
 @settings(max_examples=20, deadline=None)
 @given(
     b=st.integers(1, 2), s=st.integers(2, 110), g=st.integers(1, 3), times=st.integers(1, 2), h=st.integers(1, 40),

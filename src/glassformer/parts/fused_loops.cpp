@@ -1,6 +1,7 @@
 // Loops of a training step in fp32, each in one pass over memory: the gating of SwiGLU, GELU, the RMS norm, the rotation of pairs
-// and softmax attention, with their gradients. `fused_loops.py` has the definitions. Every number is computed by one thread in
-// one order, so that the bits depend neither on the number of threads nor on the other rows.
+// and softmax attention, with their gradients. Prompts have some of them in bf16, computed in fp32. `fused_loops.py` has the
+// definitions. Every number is computed by one thread in one order, so that the bits depend neither on the number of threads nor
+// on the other rows.
 
 #define INCLUDED
 #include "few_rows.cpp"
@@ -33,18 +34,28 @@ inline void in_pieces(int64_t count, F f) {
     for (int64_t k = 0; k < pieces; ++k) f(k * PIECE, std::min(count, (k + 1) * PIECE));
 }
 
-inline float product(const float* x, const float* y, int64_t count) {
+inline float value(float x) { return x; }
+inline float value(uint16_t x) { return few_rows::number(&x); }
+inline void put(float& y, float x) { y = x; }
+inline void put(uint16_t& y, float x) {  // as `few_rows::to_bf16` rounds
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    y = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+template <typename X>
+inline float product(const X* x, const X* y, int64_t count) {
     __m256 sums = _mm256_setzero_ps();
     int64_t i = 0;
     for (; i + 8 <= count; i += 8) sums = _mm256_fmadd_ps(load(x + i), load(y + i), sums);
     float total = sum(sums);
-    for (; i < count; ++i) total += x[i] * y[i];
+    for (; i < count; ++i) total += value(x[i]) * value(y[i]);
     return total;
 }
 
 // y[0], y[1] .. = F(x[0], x[1] ..) of `count` numbers; F takes and gives vectors of eight.
-template <auto F, size_t N, size_t M>
-inline void each(int64_t count, const float* const (&x)[N], float* const (&y)[M]) {
+template <auto F, typename X, size_t N, size_t M>
+inline void each(int64_t count, const X* const (&x)[N], X* const (&y)[M]) {
     in_pieces(count, [=](int64_t first, int64_t last) {
         __m256 given[N], made[M];
         int64_t i = first;
@@ -54,10 +65,11 @@ inline void each(int64_t count, const float* const (&x)[N], float* const (&y)[M]
             for (size_t n = 0; n < M; ++n) store(y[n] + i, made[n]);
         }
         if (i == last) return;
-        float some[8] = {};
-        for (size_t n = 0; n < N; ++n) std::memcpy(some, x[n] + i, 4 * (last - i)), given[n] = load(some);
+        X some[8] = {};
+        const size_t size = sizeof(X) * (last - i);
+        for (size_t n = 0; n < N; ++n) std::memcpy(some, x[n] + i, size), given[n] = load(some);
         F(given, made);
-        for (size_t n = 0; n < M; ++n) store(some, made[n]), std::memcpy(y[n] + i, some, 4 * (last - i));
+        for (size_t n = 0; n < M; ++n) store(some, made[n]), std::memcpy(y[n] + i, some, size);
     });
 }
 
@@ -90,9 +102,10 @@ inline void gelu_back(const __m256* x, __m256* y) {
 // RMS norm
 
 // y (d) = x rate w; returns rate = 1 / sqrt(mean(x^2) + eps).
-inline float norm(const float* x, const float* w, float* y, int64_t d, float eps) {
+template <typename X>
+inline float norm(const X* x, const float* w, X* y, int64_t d, float eps) {
     const float rate = 1 / std::sqrt(product(x, x, d) / d + eps);
-    for (int64_t j = 0; j < d; ++j) y[j] = x[j] * rate * w[j];
+    for (int64_t j = 0; j < d; ++j) put(y[j], value(x[j]) * rate * w[j]);
     return rate;
 }
 
@@ -116,20 +129,17 @@ inline void norm_back(
 // Rotation
 
 // y (r) = x cos + (x with the numbers of each pair exchanged) sin; h - r numbers after them stay.
+template <typename X>
 inline void turn(
-    const float* __restrict x, const float* cosine, const float* sine, float* __restrict y, int64_t r, int64_t h, bool near,
-    float sign
+    const X* __restrict x, const float* cosine, const float* sine, X* __restrict y, int64_t r, int64_t h, bool near, float sign
 ) {
-    if (near) {
-        for (int64_t i = 0; i < r; i += 2) {
-            y[i] = x[i] * cosine[i] + x[i + 1] * (sign * sine[i]);
-            y[i + 1] = x[i + 1] * cosine[i + 1] + x[i] * (sign * sine[i + 1]);
-        }
-    } else {
-        const int64_t m = r / 2;
-        for (int64_t i = 0; i < m; ++i) y[i] = x[i] * cosine[i] + x[i + m] * (sign * sine[i]);
-        for (int64_t i = 0; i < m; ++i) y[i + m] = x[i + m] * cosine[i + m] + x[i] * (sign * sine[i + m]);
-    }
+    const auto one = [=](int64_t i, int64_t other) {
+        put(y[i], value(x[i]) * cosine[i] + value(x[other]) * (sign * sine[i]));
+    };
+    const int64_t m = r / 2;
+    for (int64_t i = 0; near && i < r; i += 2) one(i, i + 1), one(i + 1, i);
+    for (int64_t i = 0; !near && i < m; ++i) one(i, i + m);
+    for (int64_t i = m; !near && i < r; ++i) one(i, i - m);
     for (int64_t i = r; i < h; ++i) y[i] = x[i];
 }
 
@@ -238,11 +248,13 @@ inline Wide bounded(Wide x, All) { return x; }
 inline float total(Wide x) { return sum(_mm256_add_ps(half(x, false), half(x, true))); }
 inline float largest(Wide x) { return few_rows::largest(_mm256_max_ps(half(x, false), half(x, true))); }
 
-struct View {  // number i of token t of head n of row b: at[b * row + t * token + n * head + i]
-    float* at;
+template <typename X>
+struct ViewOf {  // number i of token t of head n of row b: at[b * row + t * token + n * head + i]
+    X* at;
     int64_t row, token, head;
-    float* of(int64_t b, int64_t n) const { return at + b * row + n * head; }
+    X* of(int64_t b, int64_t n) const { return at + b * row + n * head; }
 };
+using View = ViewOf<float>;
 
 struct alignas(64) Line {  // of the cache
     float of[WIDE];
@@ -498,6 +510,23 @@ struct Attention {
     }
 };
 
+// x and y (b, s, n, h) with the strides of b, s and n; tables (b or 1, s, r).
+template <typename X>
+inline void turned(
+    const X* x, const int64_t* x_strides, const float* cosine, const float* sine, int64_t of_row, X* y,
+    const int64_t* y_strides, const int64_t* sizes, int64_t r, int32_t near, float sign
+) {
+    const int64_t batch = sizes[0], s = sizes[1], n = sizes[2], h = sizes[3];
+    const ViewOf<const X> from{x, x_strides[0], x_strides[1], x_strides[2]};
+    const ViewOf<X> to{y, y_strides[0], y_strides[1], y_strides[2]};
+#pragma omp parallel for schedule(static) collapse(2) if (batch * s * n * h > FEW)
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t t = 0; t < s; ++t)
+            for (int64_t k = 0; k < n; ++k)
+                turn(from.of(b, k) + t * from.token, cosine + b * of_row + t * r, sine + b * of_row + t * r,
+                     to.of(b, k) + t * to.token, r, h, near, sign);
+}
+
 }  // namespace fused_loops
 
 #ifndef WITH_PRODUCTS
@@ -505,6 +534,10 @@ extern "C" {
 using namespace fused_loops;
 
 void swiglu(const float* gate, const float* up, float* y, int64_t count) {
+    each<fused_loops::gate>(count, {gate, up}, {y});
+}
+
+void swiglu_of_16_bits(const uint16_t* gate, const uint16_t* up, uint16_t* y, int64_t count) {
     each<fused_loops::gate>(count, {gate, up}, {y});
 }
 
@@ -523,6 +556,11 @@ void gelu_tanh_back(const float* grad, const float* x, float* grad_x, int64_t co
 void rms_norm(const float* x, const float* w, float* y, float* rates, int64_t rows, int64_t d, float eps) {
 #pragma omp parallel for schedule(static) if (rows * d > FEW)
     for (int64_t r = 0; r < rows; ++r) rates[r] = norm(x + r * d, w, y + r * d, d, eps);
+}
+
+void rms_norm_of_16_bits(const uint16_t* x, const float* w, uint16_t* y, int64_t rows, int64_t d, float eps) {
+#pragma omp parallel for schedule(static) if (rows * d > FEW)
+    for (int64_t r = 0; r < rows; ++r) norm(x + r * d, w, y + r * d, d, eps);
 }
 
 // `parts` (blocks of 64 rows, d): room for the gradients of w of each.
@@ -556,20 +594,18 @@ int32_t cross_entropy(float* logits, const int64_t* targets, float* losses, int6
     return wrong;
 }
 
-// x and y (b, s, n, h) with the strides of b, s and n; tables (b or 1, s, r).
 void turn_pairs(
     const float* x, const int64_t* x_strides, const float* cosine, const float* sine, int64_t of_row, float* y,
     const int64_t* y_strides, const int64_t* sizes, int64_t r, int32_t near, float sign
 ) {
-    const int64_t batch = sizes[0], s = sizes[1], n = sizes[2], h = sizes[3];
-    const View from{const_cast<float*>(x), x_strides[0], x_strides[1], x_strides[2]};
-    const View to{y, y_strides[0], y_strides[1], y_strides[2]};
-#pragma omp parallel for schedule(static) collapse(2) if (batch * s * n * h > FEW)
-    for (int64_t b = 0; b < batch; ++b)
-        for (int64_t t = 0; t < s; ++t)
-            for (int64_t k = 0; k < n; ++k)
-                turn(from.of(b, k) + t * from.token, cosine + b * of_row + t * r, sine + b * of_row + t * r,
-                     to.of(b, k) + t * to.token, r, h, near, sign);
+    turned(x, x_strides, cosine, sine, of_row, y, y_strides, sizes, r, near, sign);
+}
+
+void turn_pairs_of_16_bits(
+    const uint16_t* x, const int64_t* x_strides, const float* cosine, const float* sine, int64_t of_row, uint16_t* y,
+    const int64_t* y_strides, const int64_t* sizes, int64_t r, int32_t near, float sign
+) {
+    turned(x, x_strides, cosine, sine, of_row, y, y_strides, sizes, r, near, sign);
 }
 
 // Strides of b, s and n of each. 0; 1 without memory.

@@ -1,4 +1,5 @@
-"""Loops of a training step in fp32 on a CPU, each in one pass over memory, as `fused_loops.cpp` computes them.
+"""Loops of a training step in fp32 on a CPU, each in one pass over memory, as `fused_loops.cpp` computes them; without
+gradients, gating, RMS norm and rotation in bf16 too.
 
 Operations of torch read and write whole tensors: the gradient of a gating is ten passes, each with a call. In a small
 model these passes take as long as the matmuls. Here each is one loop, built once for a machine in seconds:
@@ -70,12 +71,15 @@ def _library() -> Any:
     whole, real, at = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
     for function, arguments in {
         "swiglu": [at] * 3 + [whole],
+        "swiglu_of_16_bits": [at] * 3 + [whole],
         "swiglu_back": [at] * 5 + [whole],
         "gelu_tanh": [at] * 2 + [whole],
         "gelu_tanh_back": [at] * 3 + [whole],
         "rms_norm": [at] * 4 + [whole] * 2 + [real],
+        "rms_norm_of_16_bits": [at] * 3 + [whole] * 2 + [real],
         "rms_norm_back": [at] * 7 + [whole] * 2,
         "turn_pairs": [at] * 4 + [whole] + [at] * 3 + [whole, ctypes.c_int32, real],
+        "turn_pairs_of_16_bits": [at] * 4 + [whole] + [at] * 3 + [whole, ctypes.c_int32, real],
     }.items():
         call = getattr(found, function)
         call.argtypes, call.restype = arguments, None
@@ -85,10 +89,10 @@ def _library() -> Any:
     return found
 
 
-def _serving(*tensors: Tensor) -> Any:
-    """Returns the C++ if it can compute with these tensors; None otherwise."""
+def _serving(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> Any:
+    """Returns the C++ if it can compute with these tensors of a dtype; None otherwise."""
     for x in tensors:
-        if x.dtype != torch.float32 or type(x) not in PLAIN or not x.is_cpu:
+        if x.dtype != dtype or type(x) not in PLAIN or not x.is_cpu:
             return None
     if traced():  # first: a compiler cannot trace the questions below
         return None
@@ -104,12 +108,17 @@ def serves(*tensors: Tensor) -> bool:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor | None:
-    """Returns silu(gate) up, of the shape of both."""
-    if gate.shape != up.shape or (found := _serving(gate, up)) is None:
+    """Returns silu(gate) up, of the shape of both, in fp32 or bf16."""
+    halves = gate.dtype == torch.bfloat16
+    if (
+        gate.shape != up.shape
+        or (found := _serving(gate, up, dtype=torch.bfloat16 if halves else torch.float32)) is None
+    ):
         return None
     gate, up = gate.contiguous(), up.contiguous()
     y = torch.empty_like(gate)
-    found.swiglu(gate.data_ptr(), up.data_ptr(), y.data_ptr(), y.numel())
+    call = found.swiglu_of_16_bits if halves else found.swiglu
+    call(gate.data_ptr(), up.data_ptr(), y.data_ptr(), y.numel())
     return y
 
 
@@ -156,6 +165,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | N
     return y, rate
 
 
+def half_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    """Returns the RMS norm of x (..., d) in bf16, weight (d,) in bf16 or fp32, without its rates."""
+    if weight.dim() != 1 or not x.shape[-1] or _serving(weight, dtype=weight.dtype) is None:
+        return None
+    if (found := _serving(x, dtype=torch.bfloat16)) is None:
+        return None
+    x, weight = x.contiguous(), weight.float().contiguous()
+    y, d = torch.empty_like(x), x.shape[-1]
+    found.rms_norm_of_16_bits(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // d, d, eps)
+    return y
+
+
 def rms_norm_grad(grad: Tensor, x: Tensor, weight: Tensor, rate: Tensor) -> tuple[Tensor, Tensor] | None:
     """Returns the gradients of x and of the weight, from that of the RMS norm of x with these rates."""
     if weight.dim() != 1 or not x.shape[-1] or (found := _serving(grad, x, weight, rate)) is None:
@@ -173,8 +194,11 @@ def rms_norm_grad(grad: Tensor, x: Tensor, weight: Tensor, rate: Tensor) -> tupl
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int, back: bool = False) -> Tensor | None:
     """Returns x (b, s, n, h) with its pairs rotated as by `naive_turn`, by the negative angles if `back`. The result is
-    laid out head by head, or token by token if `back`."""
-    if x.dim() != 4 or cos.shape[-3] != 1 or cos.shape[-4] != x.shape[1] or (found := _serving(x, cos, sin)) is None:
+    laid out head by head, or token by token if `back`. x is in fp32, or in bf16 with tables in fp32."""
+    if x.dim() != 4 or cos.shape[-3] != 1 or cos.shape[-4] != x.shape[1] or (found := _serving(cos, sin)) is None:
+        return None
+    halves = x.dtype == torch.bfloat16
+    if _serving(x, dtype=torch.bfloat16 if halves else torch.float32) is None:
         return None
     b, s, n, h = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -182,7 +206,8 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int, back: bool = False
     r = cos.shape[-1] * cos.shape[-2]
     of_row = s * r if cos.dim() == 5 and len(cos) == b and b > 1 else 0
     y = x.new_empty(b, s, n, h) if back else x.new_empty(b, n, s, h).transpose(1, 2)
-    found.turn_pairs(
+    call = found.turn_pairs_of_16_bits if halves else found.turn_pairs
+    call(
         x.data_ptr(), _numbers(x.stride()), cos.data_ptr(), sin.data_ptr(), of_row, y.data_ptr(), _numbers(y.stride()),
         _numbers(x.shape), r, pair_axis == -1, -1.0 if back else 1.0,
     )  # fmt: skip

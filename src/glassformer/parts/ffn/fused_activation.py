@@ -125,9 +125,11 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Returns silu(gate) * up, keeping only gate and up for the backward pass."""
     if torch.is_grad_enabled():
         return _SwiGlu.apply(gate, up)
-    if gate.dtype != wide(gate).dtype:  # torch's silu rounds twice, and is many times faster than three passes in fp32
-        return (F.silu(gate) * up).to(gate.dtype)
-    return _swiglu(gate, up)
+    if gate.dtype == wide(gate[:0]).dtype:
+        return _swiglu(gate, up)
+    y = fused_loops.swiglu(gate, up)
+    # torch's silu rounds twice, and is many times faster than three passes in fp32
+    return (F.silu(gate) * up).to(gate.dtype) if y is None else y
 
 
 @region

@@ -66,7 +66,8 @@ class Glu(FFN):
 
     def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
         layers = (self.gate_proj, self.up_proj), self.down_proj
-        return fused_products.feed(self, x, *layers, norm) if self.in_blocks else None
+        training = self.in_blocks and torch.is_grad_enabled()  # the weight of a packed layer would be unpacked
+        return fused_products.feed(self, x, *layers, norm) if training else None
 
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)

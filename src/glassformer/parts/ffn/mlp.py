@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -55,7 +56,8 @@ class Mlp(FFN):
         return None if self.enter is not None else self._in_blocks(x, norm)
 
     def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
-        return fused_products.feed(self, x, (self.up_proj,), self.down_proj, norm) if self.in_blocks else None
+        training = self.in_blocks and torch.is_grad_enabled()  # the weight of a packed layer would be unpacked
+        return fused_products.feed(self, x, (self.up_proj,), self.down_proj, norm) if training else None
 
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)

@@ -18,6 +18,9 @@ def turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis: int) 
     """Returns x with its pairs rotated as by `naive_turn`; the result is laid out head by head, as kernels read it."""
     if torch.is_grad_enabled():
         return _Turn.apply(x, cos, sin, pair_axis)
+    made = fused_loops.turn(x, cos, sin, pair_axis)
+    if made is not None:
+        return made
     return (_turn if torch.compiler.is_compiling() else _turn_unfused)(x, cos, sin, pair_axis)
 
 
