@@ -162,6 +162,22 @@ void losses() {
     }
 }
 
+void attention_in_halves() {
+    const int64_t n = 1 + draw() % 2, s = some(70), t = s + draw() % 30, h = some(40), v = some(40);
+    const Attention call{1, 2 * n, n, s, t, h, v, draw() % 2 == 0, 0.3f};
+    const int64_t of_q = s * 2 * n * h, of_k = t * n * h, all = of_q + of_k + t * n * v;
+    Numbers log_z(2 * n * s);
+    const auto views = [&](auto* x, auto* z, auto attend) {
+        using V = fused_loops::ViewOf<std::remove_const_t<std::remove_pointer_t<decltype(z)>>>;
+        auto* at = const_cast<decltype(z)>(x);
+        const V q{at, 0, 2 * n * h, h}, k{at + of_q, 0, n * h, h}, w{at + of_q + of_k, 0, n * v, v}, to{z, 0, 2 * n * v, v};
+        wrong += attend(&call, &q, &k, &w, &to, log_z.data());
+    };
+    rounded(
+        drawn(all), s * 2 * n * v, [&](const uint16_t* x, uint16_t* z) { views(x, z, attend_of_16_bits); },
+        [&](const float* x, float* z) { views(x, z, attend); });
+}
+
 void attention() {
     const bool causal = draw() % 2;
     const int64_t b = some(2), g = some(2), n = g * some(2), s = some(110), t = causal ? s : some(110), h = some(40), v = some(40);
@@ -218,7 +234,7 @@ int main() {
         odd = round % 4 == 3;
         gating(), norms(), rotations(), losses();
         odd = false;  // one strange number reaches all of a head
-        attention();
+        attention(), attention_in_halves();
     }
     std::printf("%lld of %lld wrong\n", (long long)wrong, (long long)looked);
     return wrong != 0;

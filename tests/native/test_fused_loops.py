@@ -205,6 +205,16 @@ def test_attention_without_gradients_has_the_same_bits(s: int, width: int) -> No
 
 
 @serves
+@pytest.mark.parametrize(("s", "h", "width"), [(9, 24, 24), (300, 24, 40), (130, 16, 8)])
+def test_attention_in_bf16_is_that_in_fp32_rounded(s: int, h: int, width: int) -> None:
+    q, k, v = (drawn(2, s, *of).bfloat16() for of in ((6, h), (2, h), (2, width)))
+    for causal in (True, False):
+        made = fused_loops.half_attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, causal, 0.3)
+        meant = fused_loops.attention(q.float(), k.float(), v.float(), causal, 0.3)
+        assert made is not None and meant is not None and torch.equal(made, meant.bfloat16())
+
+
+@serves
 @pytest.mark.parametrize("before", [1, 60, 65, 171])
 def test_gradients_of_queries_that_continue_a_text(before: int) -> None:
     q, k, v = drawn(2, 130, 6, 24), *(drawn(2, 130 + before, 2, 24, seed=i) for i in (1, 2))

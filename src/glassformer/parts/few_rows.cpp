@@ -578,9 +578,13 @@ inline void tiles(
 ) {
     for (; first + N <= end; first += N) tile<BITS, N>(in, first, w, scales, y, out, filled);
     if constexpr (N > 1)
-        if (first < end) tiles<BITS, N / 2>(in, first, end, w, scales, y, out, filled);
+        if (first < end) tiles<BITS, N == 12 ? 8 : N == 6 ? 4 : N / 2>(in, first, end, w, scales, y, out, filled);
 }
 #endif
+
+struct alignas(64) Line {  // of the cache
+    int16_t of[32];
+};
 
 constexpr int64_t AT_ONCE = 128;  // rows of the matrix that are widened before the rows of x meet them
 
@@ -591,7 +595,7 @@ struct Matrix {
     const uint16_t* scales;
     int64_t inner, out;
     // Rows of x from which on the matrix is widened for tiles.
-    static constexpr int64_t MANY = WITH_NEON ? INT64_MAX : BITS == 8 ? 16 : WITH_512 ? 64 : 32;
+    static constexpr int64_t MANY = WITH_NEON ? INT64_MAX : BITS == 8 ? (WITH_512 ? 20 : 32) : WITH_512 ? 24 : 16;
 
     static Form form(int64_t rows) {
         return rows >= MANY ? Form::TILES : BITS == 4 || HALVES_8 ? Form::HALVES : Form::ROWS;
@@ -602,15 +606,16 @@ struct Matrix {
     static int64_t unit(int64_t rows) { return rows < MANY ? BLOCK : SIDE; }
 #endif
     static int64_t units(int64_t rows, int64_t out) { return (out + unit(rows) - 1) / unit(rows); }
-    static int64_t room(int64_t rows, int64_t inner) { return rows < MANY ? 0 : AT_ONCE * inner; }
+    static int64_t room(int64_t rows, int64_t inner) { return rows < MANY ? 0 : AT_ONCE * inner / 32; }
 
-    // The rows of x from `from` up to `to` with units first .. end-1; `width` is that of y, and `room` numbers at `wide`
+    // The rows of x from `from` up to `to` with units first .. end-1; `width` is that of y, and `room` lines at `lines`
     // are there to be used.
     template <typename Y>
     void product(
-        const Rounded& in, int64_t from, int64_t to, int64_t first, int64_t end, Y* y, int64_t width, int16_t* wide
+        const Rounded& in, int64_t from, int64_t to, int64_t first, int64_t end, Y* y, int64_t width, Line* lines
     ) const {
         const int64_t of_row = BITS == 4 ? 2 * in.groups : 1;
+        int16_t* wide = lines->of;
 #if !WITH_NEON
         for (; in.rows >= MANY && first < end; first += AT_ONCE / SIDE) {
             const int64_t last = std::min(end, first + AT_ONCE / SIDE);
@@ -655,11 +660,11 @@ inline void of_bits(
     const Kind matrix{packed, scales, inner, out};
     const Rounded in(x, rows, inner, Kind::form(rows));
     const int64_t threads = omp_get_max_threads(), room = Kind::room(rows, inner), units = Kind::units(rows, out);
-    std::unique_ptr<int16_t[]> wide(new int16_t[threads * room]);
+    const std::unique_ptr<Line[]> lines(new Line[threads * room]);
 #pragma omp parallel num_threads(threads)
     {
         const int64_t me = omp_get_thread_num(), of = omp_get_num_threads();
-        matrix.product(in, 0, rows, units * me / of, units * (me + 1) / of, y, out, wide.get() + me * room);
+        matrix.product(in, 0, rows, units * me / of, units * (me + 1) / of, y, out, lines.get() + me * room);
     }
 }
 

@@ -243,6 +243,16 @@ inline Wide bounded(Wide x, int64_t count) {
 #endif
 // kept and bounded: the first `count` numbers stay; the others become 0, or -infinity.
 struct All {};
+inline Wide wide(const uint16_t* x) {
+    float some[WIDE];
+    store(some, load(x)), store(some + 8, load(x + 8));
+    return wide(some);
+}
+inline Wide wide(const uint16_t* x, int64_t count) {
+    float some[WIDE] = {};
+    for (int64_t i = 0; i < count; ++i) some[i] = value(x[i]);
+    return wide(some);
+}
 inline Wide kept(Wide x, All) { return x; }
 inline Wide bounded(Wide x, All) { return x; }
 inline float total(Wide x) { return sum(_mm256_add_ps(half(x, false), half(x, true))); }
@@ -348,18 +358,21 @@ INLINE void tiles(
 }
 
 // x (t, h) in panels: where it is, or in `room`, filled up with zeros.
-inline Panels by_columns(const float* x, int64_t token, int64_t t, int64_t h, float* room) {
-    if (h % WIDE == 0 && t <= NEAR) return {x, token, WIDE};
+template <typename X>
+inline Panels by_columns(const X* x, int64_t token, int64_t t, int64_t h, float* room) {
+    if constexpr (std::is_same_v<X, float>)
+        if (h % WIDE == 0 && t <= NEAR) return {x, token, WIDE};
     for (int64_t first = 0; first < h; first += WIDE)
         for (int64_t j = 0; j < t; ++j) {
-            const float* from = x + j * token + first;
+            const X* from = x + j * token + first;
             put(room + (first / WIDE * t + j) * WIDE, first + WIDE <= h ? wide(from) : wide(from, h - first));
         }
     return {room, WIDE, t * WIDE};
 }
 
 // Rows of x (t, h) in panels (h, 16) of 16 rows, filled up with zeros.
-inline void by_rows(const float* x, int64_t token, int64_t t, int64_t h, float* y) {
+template <typename X>
+inline void by_rows(const X* x, int64_t token, int64_t t, int64_t h, float* y) {
     for (int64_t first = 0; first < t; first += WIDE, y += h * WIDE) {
         const int64_t some = std::min(WIDE, t - first);
         int64_t i = 0;
@@ -371,7 +384,7 @@ inline void by_rows(const float* x, int64_t token, int64_t t, int64_t h, float* 
                 for (int64_t k = 0; k < 8; ++k) store(y + (i + k) * WIDE + half, rows[k]);
             }
         for (; i < h; ++i)
-            for (int64_t j = 0; j < WIDE; ++j) y[i * WIDE + j] = j < some ? x[(first + j) * token + i] : 0;
+            for (int64_t j = 0; j < WIDE; ++j) y[i * WIDE + j] = j < some ? value(x[(first + j) * token + i]) : 0;
     }
 }
 
@@ -386,7 +399,7 @@ struct Attention {
     int64_t wide_v() const { return up_to(v, WIDE); }
     // Keys that rows up to `row` see.
     int64_t seen(int64_t row) const { return causal ? std::min(t, row + 1 + t - s) : t; }
-    int64_t forward_room() const { return keys() * (wide_k() + wide_v()) + BLOCK * line(); }
+    int64_t forward_room() const { return keys() * (wide_k() + wide_v()) + BLOCK * (wide_k() + wide_v() + line()); }
     int64_t backward_room() const {
         return keys() * (2 * wide_k() + wide_v()) + BLOCK * (wide_k() + wide_v() + 2 * line());
     }
@@ -455,22 +468,35 @@ struct Attention {
     }
 
     // z of the queries from .. to-1 of a head.
+    template <typename X>
     void forward(
-        const float* q, int64_t token, const float* by_key, Panels by_value, float* z, int64_t z_token, float* log_z,
-        float* scores, int64_t from, int64_t to
+        const X* q, int64_t token, const float* by_key, Panels by_value, X* z, int64_t z_token, float* log_z, float* room,
+        int64_t from, int64_t to
     ) const {
+        float *wide_q = room, *wide_z = wide_q + BLOCK * wide_k(), *scores = wide_z + BLOCK * wide_v();
         for (int64_t first = from; first < to; first += BLOCK) {
             const int64_t last = std::min(to, first + BLOCK);
-            products(q, token, h, by_key, first, last, scores);
+            const float* query;  // of row 0, and z before its share
+            float* made;
+            int64_t step = token, made_step = z_token;
+            if constexpr (std::is_same_v<X, float>) {
+                query = q, made = z;
+            } else {
+                for (int64_t r = first; r < last; ++r)
+                    for (int64_t j = 0; j < h; ++j) wide_q[(r - first) * wide_k() + j] = value(q[r * token + j]);
+                step = wide_k(), query = wide_q - first * step;
+                made_step = wide_v(), made = wide_z - first * made_step;
+            }
+            products(query, step, h, by_key, first, last, scores);
             float shares[BLOCK];
             int64_t i = 0;
             for (; first + i + GROUP <= last; i += GROUP)
                 softmax<GROUP>(scores + i * line(), first + i, last, log_z + first + i, shares + i);
             for (; first + i < last; ++i) softmax<1>(scores + i * line(), first + i, last, log_z + first + i, shares + i);
-            mixed(scores, by_value, v, first, last, z, z_token);
+            mixed(scores, by_value, v, first, last, made, made_step);
             for (int64_t r = first; r < last; ++r) {
-                const float share = shares[r - first];
-                for (int64_t c = 0; c < v; ++c) z[r * z_token + c] *= share;
+                const float share = shares[r - first], *sums = made + r * made_step;
+                for (int64_t c = 0; c < v; ++c) put(z[r * z_token + c], sums[c] * share);
             }
         }
     }
@@ -525,6 +551,44 @@ inline void turned(
             for (int64_t k = 0; k < n; ++k)
                 turn(from.of(b, k) + t * from.token, cosine + b * of_row + t * r, sine + b * of_row + t * r,
                      to.of(b, k) + t * to.token, r, h, near, sign);
+}
+
+// Strides of b, s and n of each. 0; 1 without memory.
+template <typename X>
+inline int32_t attended(
+    const Attention* call, const ViewOf<X>* q, const ViewOf<X>* k, const ViewOf<X>* v, const ViewOf<X>* z, float* log_z
+) {
+    const Attention a = *call;
+    const int64_t threads = omp_get_max_threads(), room = a.forward_room(), heads = a.n / a.g;
+    try {
+        const std::unique_ptr<Line[]> rooms(new Line[threads * room / WIDE]);
+        const int64_t piece = up_to(std::max((a.s + PIECES - 1) / PIECES, LEAST), BLOCK);
+        const int64_t pieces = (a.s + piece - 1) / piece;
+#pragma omp parallel
+        {
+            float *by_key = rooms[omp_get_thread_num() * room / WIDE].of, *by_value = by_key + a.keys() * a.wide_k(),
+                  *scores = by_value + a.keys() * a.wide_v();
+            int64_t ready = -1;  // the head of k and v whose panels this thread has
+            Panels values{};
+#pragma omp for schedule(dynamic) collapse(4)
+            for (int64_t b = 0; b < a.batch; ++b)
+                for (int64_t head = 0; head < a.g; ++head)
+                    for (int64_t left = pieces; left > 0; --left)  // the longest first
+                        for (int64_t i = 0; i < heads; ++i) {
+                            const int64_t one = head * heads + i, from = (left - 1) * piece;
+                            if (ready != b * a.g + head) {
+                                by_rows(k->of(b, head), k->token, a.t, a.h, by_key);
+                                values = by_columns(v->of(b, head), v->token, a.t, a.v, by_value);
+                                ready = b * a.g + head;
+                            }
+                            a.forward(q->of(b, one), q->token, by_key, values, z->of(b, one), z->token,
+                                      log_z + (b * a.n + one) * a.s, scores, from, std::min(a.s, from + piece));
+                        }
+        }
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
 }
 
 }  // namespace fused_loops
@@ -608,41 +672,15 @@ void turn_pairs_of_16_bits(
     turned(x, x_strides, cosine, sine, of_row, y, y_strides, sizes, r, near, sign);
 }
 
-// Strides of b, s and n of each. 0; 1 without memory.
-int32_t attend(
-    const Attention* call, const View* q, const View* k, const View* v, const View* z, float* log_z
+int32_t attend(const Attention* call, const View* q, const View* k, const View* v, const View* z, float* log_z) {
+    return attended(call, q, k, v, z, log_z);
+}
+
+int32_t attend_of_16_bits(
+    const Attention* call, const ViewOf<uint16_t>* q, const ViewOf<uint16_t>* k, const ViewOf<uint16_t>* v,
+    const ViewOf<uint16_t>* z, float* log_z
 ) {
-    const Attention a = *call;
-    const int64_t threads = omp_get_max_threads(), room = a.forward_room(), heads = a.n / a.g;
-    try {
-        const std::unique_ptr<Line[]> rooms(new Line[threads * room / WIDE]);
-        const int64_t piece = up_to(std::max((a.s + PIECES - 1) / PIECES, LEAST), BLOCK);
-        const int64_t pieces = (a.s + piece - 1) / piece;
-#pragma omp parallel
-        {
-            float *by_key = rooms[omp_get_thread_num() * room / WIDE].of, *by_value = by_key + a.keys() * a.wide_k(),
-                  *scores = by_value + a.keys() * a.wide_v();
-            int64_t ready = -1;  // the head of k and v whose panels this thread has
-            Panels values{};
-#pragma omp for schedule(dynamic) collapse(4)
-            for (int64_t b = 0; b < a.batch; ++b)
-                for (int64_t head = 0; head < a.g; ++head)
-                    for (int64_t left = pieces; left > 0; --left)  // the longest first
-                        for (int64_t i = 0; i < heads; ++i) {
-                            const int64_t one = head * heads + i, from = (left - 1) * piece;
-                            if (ready != b * a.g + head) {
-                                by_rows(k->of(b, head), k->token, a.t, a.h, by_key);
-                                values = by_columns(v->of(b, head), v->token, a.t, a.v, by_value);
-                                ready = b * a.g + head;
-                            }
-                            a.forward(q->of(b, one), q->token, by_key, values, z->of(b, one), z->token,
-                                      log_z + (b * a.n + one) * a.s, scores, from, std::min(a.s, from + piece));
-                        }
-        }
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-    return 0;
+    return attended(call, q, k, v, z, log_z);
 }
 
 int32_t attend_back(

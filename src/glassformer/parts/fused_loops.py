@@ -1,5 +1,5 @@
 """Loops of a training step in fp32 on a CPU, each in one pass over memory, as `fused_loops.cpp` computes them; without
-gradients, gating, RMS norm and rotation in bf16 too.
+gradients, gating, RMS norm, rotation and attention in bf16 too.
 
 Operations of torch read and write whole tensors: the gradient of a gating is ten passes, each with a call. In a small
 model these passes take as long as the matmuls. Here each is one loop, built once for a machine in seconds:
@@ -84,7 +84,7 @@ def _library() -> Any:
         call = getattr(found, function)
         call.argtypes, call.restype = arguments, None
     found.cross_entropy.argtypes = [at] * 3 + [whole] * 2 + [real]
-    for function in ("cross_entropy", "attend", "attend_back"):
+    for function in ("cross_entropy", "attend", "attend_of_16_bits", "attend_back"):
         getattr(found, function).restype = ctypes.c_int32
     return found
 
@@ -240,17 +240,10 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        (b, s, n, h), (t, g), width = q.shape, k.shape[1:3], v.shape[-1]
         by_head = q.stride(1) < q.stride(2)  # z is laid out as q, as costs count it
-        z = q.new_empty(b, n, s, width).transpose(1, 2) if by_head else q.new_empty(b, s, n, width)
-        log_z = q.new_empty(b, n, s)
-        ctx.sizes = b, n, g, s, t, h, width, causal, scale
-        views = [view(x) for x in (q, k, v, z)]
-        if _library().attend(ctypes.byref(_Attention(*ctx.sizes)), *map(ctypes.byref, views), _at(log_z)):
-            raise MemoryError("attention")
-        ctx.save_for_backward(q, k, v, z, log_z)
-        return z
+        made, ctx.sizes = _attended(_library().attend, q, k, v, causal, scale, by_head)
+        ctx.save_for_backward(*made)
+        return made[3]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -265,6 +258,21 @@ class _Attend(torch.autograd.Function):
         return (*made, None, None)
 
 
+def _attended(
+    attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, by_head: bool
+) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    """Returns (q, k, v, z, log_z), which the C++ function `attend` read and wrote, and the fields of `_Attention`."""
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    (b, s, n, h), (t, g), width = q.shape, k.shape[1:3], v.shape[-1]
+    z = q.new_empty(b, n, s, width).transpose(1, 2) if by_head else q.new_empty(b, s, n, width)
+    log_z = q.new_empty(b, n, s, dtype=torch.float32)
+    sizes = b, n, g, s, t, h, width, causal, scale
+    views = [view(x) for x in (q, k, v, z)]
+    if attend(ctypes.byref(_Attention(*sizes)), *map(ctypes.byref, views), _at(log_z)):
+        raise MemoryError("attention")
+    return (q, k, v, z, log_z), sizes
+
+
 def attends(facts: CallFacts) -> bool:
     """Returns True if the C++ computes attention calls with these facts: full and causal ones."""
     here = facts.device == "cpu" and facts.dtype == torch.float32 and facts.t <= LONGEST
@@ -275,11 +283,21 @@ def attends(facts: CallFacts) -> bool:
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor | None:
     """Returns z (b, s, n, hv) of q (b, s, n, h), k (b, t, g, h) and v (b, t, g, hv), g dividing n, with a gradient.
     `causal`: query i sees the keys 0 .. t-s+i; otherwise all. Torch computes with more than LONGEST keys."""
-    if k.shape[1] > LONGEST or (causal and q.shape[1] > k.shape[1]) or not all(x.numel() for x in (q, k, v)):
-        return None
-    if _serving(q, k, v) is None:
+    if not _usual(q, k, v, causal) or _serving(q, k, v) is None:
         return None
     return _Attend.apply(q, k, v, causal, scale)
+
+
+def half_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor | None:
+    """Returns `attention` of tensors in bf16, computed in fp32 and rounded once, without a gradient."""
+    if not _usual(q, k, v, causal) or (found := _serving(q, k, v, dtype=torch.bfloat16)) is None:
+        return None
+    return _attended(found.attend_of_16_bits, q, k, v, causal, scale, by_head=False)[0][3]
+
+
+def _usual(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
+    few = k.shape[1] <= LONGEST and not (causal and q.shape[1] > k.shape[1])
+    return few and all(x.numel() for x in (q, k, v))
 
 
 def view(x: Tensor) -> _View:

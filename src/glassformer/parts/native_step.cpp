@@ -237,7 +237,7 @@ struct Step {
     int64_t from;                     // first row that is computed
     Rounded* in;
     std::vector<float>* scores;
-    int16_t* wide;  // of each thread, `room` numbers for the matrices of many rows
+    few_rows::Line* wide;  // of each thread, `room` lines for the matrices of many rows
     int64_t room;
 
     float* row(const Place& place, int64_t r) const {
@@ -578,7 +578,7 @@ int32_t run_native_step(
         few_rows::Rounded in(rows, inner, few_rows::Form::HALVES);
         in.q.reset(new int16_t[(rows + few_rows::TILE - 1) / few_rows::TILE * few_rows::TILE * inner]);
         const int64_t room = std::max(few_rows::Matrix<4>::room(rows, inner), few_rows::Matrix<8>::room(rows, inner));
-        std::unique_ptr<int16_t[]> wide(new int16_t[threads * room]);
+        const std::unique_ptr<few_rows::Line[]> wide(new few_rows::Line[threads * room]);
         std::vector<std::vector<float>> scores(threads, std::vector<float>(native_step::MOST * (longest + 1)));
         const native_step::Step whole{
             values, caches, tables, lengths, tokens, rows, tokens_each, 0, &in, scores.data(), wide.get(), room};
