@@ -21,7 +21,7 @@ from glassformer.parts.head import Head
 from glassformer.parts.loss import rows_with_targets
 from glassformer.parts.mixer import Mixer
 from glassformer.parts.residual import Residual
-from glassformer.parts.residual.base import Feed, only
+from glassformer.parts.residual.base import PartBranch, only
 from glassformer.parts.state import ModelState, State
 
 STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8)
@@ -56,8 +56,8 @@ class Block(nn.Module):
         self.resid_post = Site()
 
     def forward(self, x: Tensor, pass_: Pass, state: State | None = None) -> Tensor:
-        mixer = partial(self.mixer, pass_=pass_, state=state)
-        ffn = None if self.ffn is None else Feed(self.ffn, pass_)
+        mixer = PartBranch(self.mixer, pass_, state)
+        ffn = None if self.ffn is None else PartBranch(self.ffn, pass_)
         return self.resid_post(self.residual(self.resid_pre(x), mixer, ffn))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,13 +17,13 @@ from glassformer.machine import native
 from glassformer.parts import fused_products
 from glassformer.parts.core.site import look_at
 from glassformer.parts.ffn import Glu, Mlp
-from glassformer.parts.ffn.glu import gated
 from glassformer.parts.forward_pass import Pass
+from glassformer.parts.kernel import ScoreBias
 from glassformer.parts.mixer import Attention
 from glassformer.parts.norm import RMSNorm
 from glassformer.parts.position.rotary import Rotary
 from glassformer.parts.projection import FusedQKV
-from glassformer.parts.residual.base import Feed
+from glassformer.parts.residual.base import PartBranch
 from glassformer.parts.residual.pre import Pre
 
 from .test_few_rows import SANITIZED, check_against_the_twin
@@ -43,7 +45,7 @@ def test_sanitizers_find_nothing(options: tuple[str, ...], tmp_path: Path) -> No
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Number of calls of each function that gave a result."""
-    counts = {"feed": 0, "project": 0}
+    counts = {"feed": 0, "project": 0, "mix": 0}
 
     def told(name: str, function: Any) -> Any:
         def call(*args: Any) -> Any:
@@ -65,17 +67,31 @@ def gradients(module: nn.Module, y: Tensor, x: Tensor) -> list[Tensor]:
 
 def meant(network: Any, x: Tensor) -> Tensor:
     """The output of a network by its definition."""
+    name = network.activation
+    plain = {
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "relu2": lambda x: F.relu(x) ** 2,
+        "sigmoid": torch.sigmoid,
+    }
+    phi = plain.get(name) or getattr(F, name)
     if isinstance(network, Glu):
-        return network.down_proj(gated(torch.nn.functional.silu)(network.gate_proj(x), network.up_proj(x)))
-    return network.down_proj(torch.nn.functional.gelu(network.up_proj(x), approximate="tanh"))
+        return network.down_proj(phi(network.gate_proj(x)) * network.up_proj(x))
+    return network.down_proj(phi(network.up_proj(x)))
+
+
+NETWORKS: dict[str, Any] = {
+    "bias": lambda: Glu(9, 31, bias=True),
+    **{f"glu {name}": partial(Glu, 24, 50, name) for name in ("silu", "sigmoid", "relu", "gelu", "gelu_tanh")},
+    **{f"mlp {name}": partial(Mlp, 24, 50, name) for name in ("silu", "relu2", "relu", "gelu", "gelu_tanh")},
+}
 
 
 @serves
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("make", [lambda: Glu(24, 50), lambda: Glu(9, 31, bias=True), lambda: Mlp(24, 50)])
-def test_networks_are_their_definition(make: Any, normed: bool, threads: int, called: dict[str, int]) -> None:
-    network, before = make(), torch.get_num_threads()
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_their_definition(name: str, normed: bool, threads: int, called: dict[str, int]) -> None:
+    network, before = NETWORKS[name](), torch.get_num_threads()
     for one in network.parameters():
         nn.init.normal_(one, std=0.3)
     width = network.up_proj.in_features
@@ -99,13 +115,14 @@ def test_networks_are_their_definition(make: Any, normed: bool, threads: int, ca
 
 
 @serves
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
-def test_models_take_both(name: str, called: dict[str, int]) -> None:
-    """GPT-2 has no rotation; Qwen 3's comes after a norm of queries and keys."""
-    model = gf.preset(f"{name}@0.1m+vocab_size=60").build(seed=0)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "llama+sinks"])
+def test_models_take_them(name: str, called: dict[str, int]) -> None:
+    """Qwen 3's rotation comes after a norm of queries and keys, and a sink is not in the machine code."""
+    family, *changes = name.split("+")
+    model = gf.preset("+".join([f"{family}@0.1m", "vocab_size=60", *changes])).build(seed=0)
     tokens = torch.randint(60, (4, 41))
     model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
-    assert called == {"feed": 2, "project": 2 * (name == "llama")}
+    assert called == {"feed": 2, "project": 2 * (name == "llama+sinks"), "mix": 2 * (name in ("llama", "gpt2"))}
 
 
 @serves
@@ -123,27 +140,26 @@ def test_weights_that_are_not_trained_have_no_gradient(called: dict[str, int]) -
 
 @serves
 def test_torch_computes_what_it_watches(called: dict[str, int]) -> None:
-    """Observed and hooked networks, counts of FLOPs, autocast, few rows, inference, other matrices."""
+    """Observed and hooked networks, counts of FLOPs, autocast, few rows, other matrices."""
     model = gf.preset("llama@0.1m+vocab_size=60").build(seed=0)
     tokens = torch.randint(60, (4, 41))
     with FlopCounterMode(display=False):
         model.loss(tokens[:, :-1], tokens[:, 1:])
     with torch.autocast("cpu", torch.bfloat16):
         model.loss(tokens[:, :-1], tokens[:, 1:])
-    with torch.no_grad():
-        model.loss(tokens[:, :-1], tokens[:, 1:])
     model.loss(tokens[:1, :-1], tokens[:1, 1:])
     gf.preset("llama@0.1m+vocab_size=60+sigmareparam").build(seed=0).loss(tokens[:, :-1], tokens[:, 1:])
-    assert called == {"feed": 0, "project": 0}
+    assert called == {"feed": 0, "project": 0, "mix": 0}
     seen = []
     with look_at([(model.layers[0].ffn.hidden, lambda *_: seen.append(1))]):
         model.loss(tokens[:, :-1], tokens[:, 1:])
-    assert len(seen) == 1 and called == {"feed": 1, "project": 2}
+    assert len(seen) == 1 and called == {"feed": 1, "project": 0, "mix": 2}
     for module in (model.layers[0].ffn.up_proj, model.layers[0].mixer.qkv, model.layers[1].residual.ffn_norm):
         module.register_forward_hook(lambda *_: seen.append(1))
-    called.update(feed=0, project=0)
+    called.update(feed=0, project=0, mix=0)
     model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
-    assert len(seen) == 4 and called == {"feed": 1, "project": 1}  # the second network, after its observed norm
+    # of the first layer neither; of the second attention, and the network after its observed norm
+    assert len(seen) == 4 and called == {"feed": 1, "project": 0, "mix": 1}
 
 
 @serves
@@ -169,6 +185,25 @@ def test_projections_are_their_definition(
     assert called["project"] == 2
 
 
+@serves
+@pytest.mark.parametrize("name", fused_products.ACTIVATIONS)
+def test_activations_at_their_edges(name: str) -> None:
+    """Zeros of both signs, subnormal, large and infinite numbers, and NaN, which stays where it is."""
+    edges = torch.tensor([0.0, -0.0, 1e-40, -1e-40, 1e-20, 5.0, -5.0, 60.0, -60.0, 1e4, -1e4, torch.nan])
+    network = Mlp(1, 1, name, bias=False)
+    for one in network.parameters():
+        one.data.fill_(1.0)
+    x = edges.repeat(8)[:, None].requires_grad_()
+    y = network(x)
+    made = y, torch.autograd.grad(y.sum(), x)[0]
+    wide = x.detach().double().requires_grad_()
+    assert network(torch.full((64, 1), torch.inf)).eq(torch.inf if name != "sigmoid" else 1).all()
+    y = meant(network.double(), wide)
+    for a, b in zip(made, (y, torch.autograd.grad(y.sum(), wide)[0]), strict=True):
+        assert a.isnan().any()
+        torch.testing.assert_close(a[~x.isnan()].double(), b[~x.isnan()], rtol=2e-5, atol=1e-6)
+
+
 class Louder(Mlp):
     def forward(self, x: Tensor, pass_: Pass | None = None) -> Tensor:
         return 2 * super().forward(x, pass_)
@@ -177,6 +212,11 @@ class Louder(Mlp):
 class Longer(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         return 3 * super().forward(x)
+
+
+class Later(Attention):
+    def score_bias(self, pass_: Pass) -> ScoreBias | None:
+        return ScoreBias(lambda score, *_: score + 1 / (1 + _[2] - _[3]).abs(), True, "later")
 
 
 class Shorter(Rotary):
@@ -195,10 +235,13 @@ def test_subclasses_compute_as_they_say(called: dict[str, int]) -> None:
     x, pass_ = drawn(2, 64, 24), Pass(0, 64)
     for norm, network in ((RMSNorm(24), Louder(24, 50)), (Longer(24), Mlp(24, 50))):
         meant = x + network(norm(x))
-        torch.testing.assert_close(Pre(norm, norm).feed(x, Feed(network, pass_)), meant)
+        torch.testing.assert_close(Pre(norm, norm).feed(x, PartBranch(network, pass_)), meant)
+    mixer, norm = Later(24, 2), RMSNorm(24)
+    torch.testing.assert_close(Pre(norm).mix(x, PartBranch(mixer, pass_)), x + mixer(norm(x)))
+    assert not called["mix"]
     patched: Any = Mlp(24, 50)
     patched.forward = lambda x, pass_=None: x
-    assert torch.equal(Pre(RMSNorm(24), RMSNorm(24)).feed(x, Feed(patched, pass_)), x + RMSNorm(24)(x))
+    assert torch.equal(Pre(RMSNorm(24), RMSNorm(24)).feed(x, PartBranch(patched, pass_)), x + RMSNorm(24)(x))
     for one, times in ((Attention(24, 2, position=Shorter(12)), (0.5, 1, 1)),
                        (Attention(24, 2, position=Rotary(12), projection=Wider), (1, 1, 5))):  # fmt: skip
         plain = Attention(24, 2, position=Rotary(12))
@@ -212,14 +255,14 @@ def test_wrong_widths_are_torchs_errors(called: dict[str, int]) -> None:
         Glu(24, 50)(drawn(2, 64, 40))
     with pytest.raises(RuntimeError):
         Attention(24, 2, position=Rotary(12))(drawn(2, 64, 40))
-    assert called == {"feed": 0, "project": 0}
+    assert called == {"feed": 0, "project": 0, "mix": 0}
 
 
 def test_hooks_of_all_modules_see_all_modules(called: dict[str, int]) -> None:
     seen = []
     with torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module))):
         gf.preset("llama@0.1m+vocab_size=60").build(seed=0).loss(torch.randint(60, (2, 64)), torch.randint(60, (2, 64)))
-    assert seen.count(Glu) == 2 and seen.count(RMSNorm) == 5 and called == {"feed": 0, "project": 0}
+    assert seen.count(Glu) == 2 and seen.count(RMSNorm) == 5 and not any(called.values())
 
 
 def test_tables_that_are_kept_serve_later_steps() -> None:
@@ -236,3 +279,60 @@ def test_tables_that_are_kept_serve_later_steps() -> None:
     y = x.clone().requires_grad_()
     fresh(y, y, Pass(0, 40))[0].sum().backward()
     assert y.grad is not None
+
+
+ATTENTIONS = (
+    "llama",
+    "gpt2",
+    "llama+layernorm+gqa:1+bias+position.fraction=0.5+position.pairing=interleaved",
+    "llama+bidirectional+norm.unit_offset=true",
+    "gpt2+mixer.value_dim=24+nobias",
+)
+
+
+@serves
+@pytest.mark.parametrize(("batch", "length"), [(4, 41), (1, 300), (3, 130)])
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_blocks_are_their_definition(
+    name: str, batch: int, length: int, called: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With any number of threads, and without gradients, against separate operations in fp64."""
+    family, *changes = name.split("+")
+    block: Any = gf.preset("+".join([f"{family}@0.1m", "vocab_size=60", *changes])).build(seed=0).layers[0]
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for one in block.parameters():
+            one.add_(torch.randn(one.shape, generator=generator) * (0.3 if one.dim() == 1 else 0.05))
+    x, made, before = drawn(batch, length, block.mixer.qkv.in_features).requires_grad_(), [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(gradients(block, block(x, Pass.of(x)), x))
+    finally:
+        torch.set_num_threads(before)
+    with torch.no_grad():
+        made.append([block(x, Pass.of(x))])
+    assert called == {"feed": 2, "project": 0, "mix": 2}
+    block.double()
+    wide = x.detach().double().requires_grad_()
+    meant = gradients(block, block(wide, Pass.of(wide)), wide)
+    assert called == {"feed": 2, "project": 0, "mix": 2}
+    for found in made:
+        for a, b in zip(found, meant, strict=False):
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5 * max(1.0, float(b.abs().max())))
+
+
+@serves
+def test_documents_and_states_have_separate_operations(called: dict[str, int]) -> None:
+    model = gf.preset("llama@0.1m+vocab_size=60").build(seed=0)
+    tokens = torch.randint(60, (2, 64))
+    whole = model(tokens)
+    assert called["mix"] == 2
+    state = model.init_state(2, 64)
+    with torch.no_grad():
+        later = torch.cat([model(tokens[:, :40], state=state), model(tokens[:, 40:], state=state)], 1)
+        two = model(tokens, documents=torch.arange(64).ge(40).long().expand(2, -1) + 1)
+    assert called["mix"] == 2
+    torch.testing.assert_close(later, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(two[:, :40], whole[:, :40], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(two[:, 40:], whole[:, 40:], atol=1e-3)

@@ -26,6 +26,87 @@ constexpr int64_t ROWS = 64;        // rows whose gradients of a weight are adde
 
 inline __m256 number(float x) { return _mm256_set1_ps(x); }
 
+constexpr int64_t WIDE = 16;
+
+// 16 numbers, with the same bits whatever the instructions are.
+#if WITH_512
+constexpr int64_t TILE = 12, PANELS = 2;  // rows, a divisor of BLOCK, and panels (16 columns) of a product in registers
+using Wide = __m512;
+inline Wide wide(const float* x) { return _mm512_loadu_ps(x); }
+inline Wide every(float x) { return _mm512_set1_ps(x); }
+inline Wide wide(const float* x, int64_t count) { return _mm512_maskz_loadu_ps((1u << count) - 1, x); }
+inline void put(float* y, Wide x) { _mm512_storeu_ps(y, x); }
+inline void put(float* y, Wide x, int64_t count) { _mm512_mask_storeu_ps(y, (1u << count) - 1, x); }
+inline Wide fused(Wide a, Wide b, Wide c) { return _mm512_fmadd_ps(a, b, c); }
+inline Wide larger(Wide a, Wide b) { return _mm512_max_ps(a, b); }
+inline Wide smaller(Wide a, Wide b) { return _mm512_min_ps(a, b); }
+inline Wide quotient(Wide a, Wide b) { return _mm512_div_ps(a, b); }
+inline Wide kept(Wide x, int64_t count) { return _mm512_maskz_mov_ps((1u << count) - 1, x); }
+inline Wide bounded(Wide x, int64_t count) { return _mm512_mask_mov_ps(every(-INFINITY), (1u << count) - 1, x); }
+inline __m256 half(Wide x, bool other) {
+    const __m512d both = _mm512_castps_pd(x);
+    return _mm256_castpd_ps(other ? _mm512_extractf64x4_pd(both, 1) : _mm512_castpd512_pd256(both));
+}
+#else
+constexpr int64_t TILE = 6, PANELS = 1;
+struct Wide {
+    __m256 one, other;
+};
+inline Wide wide(const float* x) { return {load(x), load(x + 8)}; }
+inline Wide every(float x) { return {number(x), number(x)}; }
+inline Wide wide(const float* x, int64_t count) {
+    if (count == 8) return {load(x), number(0)};
+    float some[WIDE] = {};
+    std::memcpy(some, x, 4 * count);
+    return wide(some);
+}
+inline void put(float* y, Wide x) { store(y, x.one), store(y + 8, x.other); }
+inline void put(float* y, Wide x, int64_t count) {
+    if (count == 8) return store(y, x.one);
+    float some[WIDE];
+    put(some, x);
+    std::memcpy(y, some, 4 * count);
+}
+inline Wide operator+(Wide a, Wide b) { return {_mm256_add_ps(a.one, b.one), _mm256_add_ps(a.other, b.other)}; }
+inline Wide operator-(Wide a, Wide b) { return {_mm256_sub_ps(a.one, b.one), _mm256_sub_ps(a.other, b.other)}; }
+inline Wide operator*(Wide a, Wide b) { return {_mm256_mul_ps(a.one, b.one), _mm256_mul_ps(a.other, b.other)}; }
+inline Wide fused(Wide a, Wide b, Wide c) {
+    return {_mm256_fmadd_ps(a.one, b.one, c.one), _mm256_fmadd_ps(a.other, b.other, c.other)};
+}
+inline Wide larger(Wide a, Wide b) { return {_mm256_max_ps(a.one, b.one), _mm256_max_ps(a.other, b.other)}; }
+inline Wide smaller(Wide a, Wide b) { return {_mm256_min_ps(a.one, b.one), _mm256_min_ps(a.other, b.other)}; }
+inline Wide quotient(Wide a, Wide b) { return {_mm256_div_ps(a.one, b.one), _mm256_div_ps(a.other, b.other)}; }
+inline Wide sigmoid(Wide x) { return {sigmoid(x.one), sigmoid(x.other)}; }
+inline Wide exponential(Wide x) { return {exponential(x.one), exponential(x.other)}; }
+inline __m256 half(Wide x, bool other) { return other ? x.other : x.one; }
+
+struct Bounds {
+    int32_t bits[2 * WIDE];
+    float most[2 * WIDE];
+    constexpr Bounds() : bits(), most() {
+        for (int64_t i = 0; i < 2 * WIDE; ++i) bits[i] = i < WIDE ? -1 : 0, most[i] = i < WIDE ? INFINITY : -INFINITY;
+    }
+};
+constexpr Bounds BOUNDS;
+inline __m256 kept(__m256 x, const int32_t* bits) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)bits), _mm256_castps_si256(x)));
+}
+inline Wide kept(Wide x, int64_t count) {
+    const int32_t* bits = BOUNDS.bits + WIDE - count;
+    return {kept(x.one, bits), kept(x.other, bits + 8)};
+}
+inline Wide bounded(Wide x, int64_t count) {
+    const Wide most = wide(BOUNDS.most + WIDE - count);
+    return {_mm256_min_ps(x.one, most.one), _mm256_min_ps(x.other, most.other)};
+}
+#endif
+// kept and bounded: the first `count` numbers stay; the others become 0, or -infinity.
+struct All {};
+inline Wide kept(Wide x, All) { return x; }
+inline Wide bounded(Wide x, All) { return x; }
+inline float total(Wide x) { return sum(_mm256_add_ps(half(x, false), half(x, true))); }
+inline float largest(Wide x) { return few_rows::largest(_mm256_max_ps(half(x, false), half(x, true))); }
+
 // f(first, last) for pieces of 0 .. count.
 template <typename F>
 inline void in_pieces(int64_t count, F f) {
@@ -53,50 +134,150 @@ inline float product(const X* x, const X* y, int64_t count) {
     return total;
 }
 
-// y[0], y[1] .. = F(x[0], x[1] ..) of `count` numbers; F takes and gives vectors of eight.
+inline Wide wide(const uint16_t* x) {
+#if WITH_512
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
+#else
+    return {load(x), load(x + 8)};
+#endif
+}
+inline Wide wide(const uint16_t* x, int64_t count) {
+    uint16_t some[WIDE] = {};
+    std::memcpy(some, x, 2 * count);
+    return wide(some);
+}
+inline void put(uint16_t* y, Wide x) { store(y, half(x, false)), store(y + 8, half(x, true)); }
+inline void put(uint16_t* y, Wide x, int64_t count) {
+    uint16_t some[WIDE];
+    put(some, x);
+    std::memcpy(y, some, 2 * count);
+}
+
+// y[0], y[1] .. = F(x[0], x[1] ..) of `count` numbers; F takes and gives vectors, and may give more.
 template <auto F, typename X, size_t N, size_t M>
 inline void each(int64_t count, const X* const (&x)[N], X* const (&y)[M]) {
     in_pieces(count, [=](int64_t first, int64_t last) {
-        __m256 given[N], made[M];
+        Wide given[N], made[3];
         int64_t i = first;
-        for (; i + 8 <= last; i += 8) {
-            for (size_t n = 0; n < N; ++n) given[n] = load(x[n] + i);
+        for (; i + WIDE <= last; i += WIDE) {
+            for (size_t n = 0; n < N; ++n) given[n] = wide(x[n] + i);
             F(given, made);
-            for (size_t n = 0; n < M; ++n) store(y[n] + i, made[n]);
+            for (size_t n = 0; n < M; ++n) put(y[n] + i, made[n]);
         }
         if (i == last) return;
-        X some[8] = {};
-        const size_t size = sizeof(X) * (last - i);
-        for (size_t n = 0; n < N; ++n) std::memcpy(some, x[n] + i, size), given[n] = load(some);
+        for (size_t n = 0; n < N; ++n) given[n] = wide(x[n] + i, last - i);
         F(given, made);
-        for (size_t n = 0; n < M; ++n) store(some, made[n]), std::memcpy(y[n] + i, some, size);
+        for (size_t n = 0; n < M; ++n) put(y[n] + i, made[n], last - i);
     });
 }
 
-// SwiGLU: of gate and up; of the gradient, gate and up those of gate and up.
-
-inline void gate(const __m256* x, __m256* y) { y[0] = _mm256_mul_ps(_mm256_mul_ps(x[0], sigmoid(x[0])), x[1]); }
-
-inline void gate_back(const __m256* x, __m256* y) {
-    const __m256 s = sigmoid(x[1]), silu = _mm256_mul_ps(x[1], s);
-    const __m256 slope = _mm256_fmadd_ps(silu, _mm256_sub_ps(number(1), s), s);
-    y[0] = _mm256_mul_ps(_mm256_mul_ps(slope, x[0]), x[2]);
-    y[1] = _mm256_mul_ps(silu, x[0]);
-}
-
-// GELU: x s, s = sigmoid(SLOPE (x + CUBE x^3)); of the gradient and x that of x.
+// Activations: their value at x, and the slope there.
 
 constexpr float SLOPE = 2 * 0.7978845608028654, CUBE = 0.044715;
 
-inline __m256 rise(__m256 square, float cube) { return _mm256_fmadd_ps(number(SLOPE * cube), square, number(SLOPE)); }
+inline Wide positive(Wide x) { return larger(every(0), x); }
 
-inline __m256 open(__m256 x) { return sigmoid(_mm256_mul_ps(x, rise(_mm256_mul_ps(x, x), CUBE))); }
+// 1 for x > 0, also for the smallest; else 0.
+inline Wide above(Wide x) { return smaller(every(1), positive(x) * every(0x1p126f) * every(0x1p26f)); }
 
-inline void gelu(const __m256* x, __m256* y) { y[0] = _mm256_mul_ps(x[0], open(x[0])); }
+struct Silu {
+    static Wide of(Wide x, Wide& slope) {
+        const Wide s = sigmoid(x), y = x * s;
+        slope = fused(y, every(1) - s, s);
+        return y;
+    }
+};
 
-inline void gelu_back(const __m256* x, __m256* y) {
-    const __m256 s = open(x[1]), bend = _mm256_mul_ps(_mm256_mul_ps(x[1], s), _mm256_sub_ps(number(1), s));
-    y[0] = _mm256_mul_ps(x[0], _mm256_fmadd_ps(bend, rise(_mm256_mul_ps(x[1], x[1]), 3 * CUBE), s));
+struct GeluTanh {  // x s, s = sigmoid(SLOPE (x + CUBE x^3))
+    static Wide rise(Wide square, float cube) { return fused(every(SLOPE * cube), square, every(SLOPE)); }
+    static Wide of(Wide x, Wide& slope) {
+        const Wide square = x * x, s = sigmoid(x * rise(square, CUBE)), y = x * s;
+        slope = fused(y * (every(1) - s), rise(square, 3 * CUBE), s);
+        return y;
+    }
+};
+
+struct Relu {
+    static Wide of(Wide x, Wide& slope) {
+        slope = above(x);
+        return positive(x);
+    }
+};
+
+struct Sigmoid {
+    static Wide of(Wide x, Wide& slope) {
+        const Wide s = sigmoid(x);
+        slope = s * (every(1) - s);
+        return s;
+    }
+};
+
+struct Relu2 {
+    static Wide of(Wide x, Wide& slope) {
+        const Wide y = positive(x);
+        slope = y + y;
+        return y * y;
+    }
+};
+
+// x P, P the share of a normal distribution below x: that below -|x| is e^(-x^2 / 2) times a polynomial of s = 1 / (1 + 0.35 |x|),
+// which was fitted to erfcx(t / sqrt(2)) / 2 with an error of 4e-8 of it.
+struct Gelu {
+    static Wide of(Wide x, Wide& slope) {
+        const Wide size = smaller(every(1e30f), larger(x, every(0) - x)), s = quotient(every(1), fused(every(0.35f), size, every(1)));
+        Wide share = every(-0.0295525694f);
+        for (float c : {0.145892507f, -0.25954765f, 0.163379195f, -0.0258708353f, 0.106614f, 0.119570151f, 0.139895557f,
+                        0.139619625f})
+            share = fused(share, s, every(c));
+        const Wide bell = exponential(x * x * every(-0.5f)), less = bell * share * s, half = above(x);
+        slope = fused(x * every(0.3989422804f), bell, fused(half, every(1) - less - less, less));
+        return positive(x) - size * less;
+    }
+};
+
+// f() with the activation of this number, in the order of `ACTIVATIONS` in `fused_products.py`.
+template <typename F>
+inline void with_activation(int64_t number, F f) {
+    switch (number) {
+        case 0: return f(Silu());
+        case 1: return f(GeluTanh());
+        case 2: return f(Relu());
+        case 3: return f(Sigmoid());
+        case 4: return f(Relu2());
+        default: return f(Gelu());
+    }
+}
+
+// Of x; of the gradient and x that of x, and the result again.
+
+template <typename A>
+inline void active(const Wide* x, Wide* y) {
+    Wide slope;
+    y[0] = A::of(x[0], slope);
+}
+
+template <typename A>
+inline void active_back(const Wide* x, Wide* y) {
+    Wide slope;
+    y[1] = A::of(x[1], slope);
+    y[0] = x[0] * slope;
+}
+
+// Of gate and up; of the gradient, gate and up those of gate and up, and the result again.
+
+template <typename A>
+inline void gate(const Wide* x, Wide* y) {
+    Wide slope;
+    y[0] = A::of(x[0], slope) * x[1];
+}
+
+template <typename A>
+inline void gate_back(const Wide* x, Wide* y) {
+    Wide slope;
+    const Wide open = A::of(x[1], slope);
+    y[0] = slope * x[0] * x[2];
+    y[1] = open * x[0];
+    y[2] = open * x[2];
 }
 
 // RMS norm
@@ -109,7 +290,7 @@ inline float norm(const X* x, const float* w, X* y, int64_t d, float eps) {
     return rate;
 }
 
-// grad_x (d) = rate (grad w - x rate mean(grad w x rate)); grad_w (d) += grad x rate.
+// grad_x (d) = rate (grad w - x rate mean(grad w x rate)); grad_w (d) += grad x rate. grad_x may be grad.
 inline void norm_back(
     const float* grad, const float* x, const float* w, float rate, float* grad_x, float* grad_w, int64_t d
 ) {
@@ -123,23 +304,30 @@ inline void norm_back(
     float dot = sum(dots);
     for (; i < d; ++i) dot += grad[i] * x[i] * w[i], grad_w[i] += grad[i] * x[i] * rate;
     const float mean = dot * rate / d * rate;
+#pragma GCC ivdep
     for (int64_t j = 0; j < d; ++j) grad_x[j] = (grad[j] * w[j] - x[j] * mean) * rate;
 }
 
 // Rotation
 
-// y (r) = x cos + (x with the numbers of each pair exchanged) sin; h - r numbers after them stay.
+// y (r) = x cos + (x with the numbers of each pair exchanged) sin; h - r numbers after them stay. y may be x.
 template <typename X>
 inline void turn(
-    const X* __restrict x, const float* cosine, const float* sine, X* __restrict y, int64_t r, int64_t h, bool near, float sign
+    const X* x, const float* cosine, const float* sine, X* y, int64_t r, int64_t h, bool near, float sign
 ) {
-    const auto one = [=](int64_t i, int64_t other) {
-        put(y[i], value(x[i]) * cosine[i] + value(x[other]) * (sign * sine[i]));
+    const int64_t pairs = r / 2;
+    const auto pair = [=](int64_t i, int64_t j) {
+        const float a = value(x[i]), b = value(x[j]);
+        put(y[i], a * cosine[i] + b * (sign * sine[i]));
+        put(y[j], b * cosine[j] + a * (sign * sine[j]));
     };
-    const int64_t m = r / 2;
-    for (int64_t i = 0; near && i < r; i += 2) one(i, i + 1), one(i + 1, i);
-    for (int64_t i = 0; !near && i < m; ++i) one(i, i + m);
-    for (int64_t i = m; !near && i < r; ++i) one(i, i - m);
+    if (near) {
+#pragma GCC ivdep
+        for (int64_t k = 0; k < pairs; ++k) pair(2 * k, 2 * k + 1);
+    } else {
+#pragma GCC ivdep
+        for (int64_t k = 0; k < pairs; ++k) pair(k, k + pairs);
+    }
     for (int64_t i = r; i < h; ++i) y[i] = x[i];
 }
 
@@ -170,99 +358,17 @@ inline float surprise(float* logits, int64_t target, int64_t v, float share) {
 
 // Attention
 
-constexpr int64_t WIDE = 16, BLOCK = 48;  // columns of a panel; rows of q at a time
+constexpr int64_t BLOCK = 48;   // rows of q at a time
 constexpr int64_t GROUP = 4;    // rows of scores at a time, for the processor to do while the sum of one waits
 constexpr int64_t NEAR = 512;   // rows of a matrix that are read where they are; more are copied next to each other
 constexpr int64_t PIECES = 4, LEAST = 256;  // of a head, of queries: for threads that would wait for others
-
-// 16 numbers, with the same bits whatever the instructions are.
-#if WITH_512
-constexpr int64_t TILE = 12, PANELS = 2;  // rows, a divisor of BLOCK, and panels of a product in registers
-using Wide = __m512;
-inline Wide wide(const float* x) { return _mm512_loadu_ps(x); }
-inline Wide every(float x) { return _mm512_set1_ps(x); }
-inline Wide wide(const float* x, int64_t count) { return _mm512_maskz_loadu_ps((1u << count) - 1, x); }
-inline void put(float* y, Wide x) { _mm512_storeu_ps(y, x); }
-inline void put(float* y, Wide x, int64_t count) { _mm512_mask_storeu_ps(y, (1u << count) - 1, x); }
-inline Wide fused(Wide a, Wide b, Wide c) { return _mm512_fmadd_ps(a, b, c); }
-inline Wide larger(Wide a, Wide b) { return _mm512_max_ps(a, b); }
-inline Wide kept(Wide x, int64_t count) { return _mm512_maskz_mov_ps((1u << count) - 1, x); }
-inline Wide bounded(Wide x, int64_t count) { return _mm512_mask_mov_ps(every(-INFINITY), (1u << count) - 1, x); }
-inline __m256 half(Wide x, bool other) {
-    const __m512d both = _mm512_castps_pd(x);
-    return _mm256_castpd_ps(other ? _mm512_extractf64x4_pd(both, 1) : _mm512_castpd512_pd256(both));
-}
-#else
-constexpr int64_t TILE = 6, PANELS = 1;
-struct Wide {
-    __m256 one, other;
-};
-inline Wide wide(const float* x) { return {load(x), load(x + 8)}; }
-inline Wide every(float x) { return {number(x), number(x)}; }
-inline Wide wide(const float* x, int64_t count) {
-    if (count == 8) return {load(x), number(0)};
-    float some[WIDE] = {};
-    std::memcpy(some, x, 4 * count);
-    return wide(some);
-}
-inline void put(float* y, Wide x) { store(y, x.one), store(y + 8, x.other); }
-inline void put(float* y, Wide x, int64_t count) {
-    if (count == 8) return store(y, x.one);
-    float some[WIDE];
-    put(some, x);
-    std::memcpy(y, some, 4 * count);
-}
-inline Wide operator+(Wide a, Wide b) { return {_mm256_add_ps(a.one, b.one), _mm256_add_ps(a.other, b.other)}; }
-inline Wide operator*(Wide a, Wide b) { return {_mm256_mul_ps(a.one, b.one), _mm256_mul_ps(a.other, b.other)}; }
-inline Wide fused(Wide a, Wide b, Wide c) {
-    return {_mm256_fmadd_ps(a.one, b.one, c.one), _mm256_fmadd_ps(a.other, b.other, c.other)};
-}
-inline Wide larger(Wide a, Wide b) { return {_mm256_max_ps(a.one, b.one), _mm256_max_ps(a.other, b.other)}; }
-inline Wide exponential(Wide x) { return {exponential(x.one), exponential(x.other)}; }
-inline __m256 half(Wide x, bool other) { return other ? x.other : x.one; }
-
-struct Bounds {
-    int32_t bits[2 * WIDE];
-    float most[2 * WIDE];
-    constexpr Bounds() : bits(), most() {
-        for (int64_t i = 0; i < 2 * WIDE; ++i) bits[i] = i < WIDE ? -1 : 0, most[i] = i < WIDE ? INFINITY : -INFINITY;
-    }
-};
-constexpr Bounds BOUNDS;
-inline __m256 kept(__m256 x, const int32_t* bits) {
-    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)bits), _mm256_castps_si256(x)));
-}
-inline Wide kept(Wide x, int64_t count) {
-    const int32_t* bits = BOUNDS.bits + WIDE - count;
-    return {kept(x.one, bits), kept(x.other, bits + 8)};
-}
-inline Wide bounded(Wide x, int64_t count) {
-    const Wide most = wide(BOUNDS.most + WIDE - count);
-    return {_mm256_min_ps(x.one, most.one), _mm256_min_ps(x.other, most.other)};
-}
-#endif
-// kept and bounded: the first `count` numbers stay; the others become 0, or -infinity.
-struct All {};
-inline Wide wide(const uint16_t* x) {
-    float some[WIDE];
-    store(some, load(x)), store(some + 8, load(x + 8));
-    return wide(some);
-}
-inline Wide wide(const uint16_t* x, int64_t count) {
-    float some[WIDE] = {};
-    for (int64_t i = 0; i < count; ++i) some[i] = value(x[i]);
-    return wide(some);
-}
-inline Wide kept(Wide x, All) { return x; }
-inline Wide bounded(Wide x, All) { return x; }
-inline float total(Wide x) { return sum(_mm256_add_ps(half(x, false), half(x, true))); }
-inline float largest(Wide x) { return few_rows::largest(_mm256_max_ps(half(x, false), half(x, true))); }
 
 template <typename X>
 struct ViewOf {  // number i of token t of head n of row b: at[b * row + t * token + n * head + i]
     X* at;
     int64_t row, token, head;
     X* of(int64_t b, int64_t n) const { return at + b * row + n * head; }
+    ViewOf from(int64_t b) const { return {at + b * row, row, token, head}; }
 };
 using View = ViewOf<float>;
 
@@ -501,6 +607,16 @@ struct Attention {
         }
     }
 
+    // z of all queries of a head of k and v, with its heads of q.
+    void forward(const View& q, const View& k, const View& w, const View& z, float* log_z, int64_t b, int64_t head,
+                 float* room) const {
+        float *by_key = room, *by_value = by_key + keys() * wide_k(), *scores = by_value + keys() * wide_v();
+        by_rows(k.of(b, head), k.token, t, h, by_key);
+        const Panels values = by_columns(w.of(b, head), w.token, t, v, by_value);
+        for (int64_t one = head * (n / g); one < (head + 1) * (n / g); ++one)
+            forward(q.of(b, one), q.token, by_key, values, z.of(b, one), z.token, log_z + (b * n + one) * s, scores, 0, s);
+    }
+
     // Of one head of k and v, with its heads of q.
     void backward(const View& grad, const View& q, const View& k, const View& w, const View& z, const float* log_z,
                   const View& grad_q, const View& grad_k, const View& grad_v, int64_t b, int64_t head, float* room) const {
@@ -598,23 +714,23 @@ extern "C" {
 using namespace fused_loops;
 
 void swiglu(const float* gate, const float* up, float* y, int64_t count) {
-    each<fused_loops::gate>(count, {gate, up}, {y});
+    each<fused_loops::gate<Silu>>(count, {gate, up}, {y});
 }
 
 void swiglu_of_16_bits(const uint16_t* gate, const uint16_t* up, uint16_t* y, int64_t count) {
-    each<fused_loops::gate>(count, {gate, up}, {y});
+    each<fused_loops::gate<Silu>>(count, {gate, up}, {y});
 }
 
 void swiglu_back(
     const float* grad, const float* gate, const float* up, float* grad_gate, float* grad_up, int64_t count
 ) {
-    each<gate_back>(count, {grad, gate, up}, {grad_gate, grad_up});
+    each<gate_back<Silu>>(count, {grad, gate, up}, {grad_gate, grad_up});
 }
 
-void gelu_tanh(const float* x, float* y, int64_t count) { each<gelu>(count, {x}, {y}); }
+void gelu_tanh(const float* x, float* y, int64_t count) { each<active<GeluTanh>>(count, {x}, {y}); }
 
 void gelu_tanh_back(const float* grad, const float* x, float* grad_x, int64_t count) {
-    each<gelu_back>(count, {grad, x}, {grad_x});
+    each<active_back<GeluTanh>>(count, {grad, x}, {grad_x});
 }
 
 void rms_norm(const float* x, const float* w, float* y, float* rates, int64_t rows, int64_t d, float eps) {

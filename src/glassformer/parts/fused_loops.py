@@ -49,7 +49,7 @@ class _View(ctypes.Structure):
     _fields_ = (("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("row", "token", "head")))
 
 
-class _Attention(ctypes.Structure):
+class AttentionSizes(ctypes.Structure):
     """Sizes of an attention call: rows, heads of q and of k, queries, keys, and widths of k and of v."""
 
     _fields_ = (
@@ -252,7 +252,7 @@ class _Attend(torch.autograd.Function):
         grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
         made = [q.new_empty(x.shape) for x in (q, k, v)]
         given, results = [view(x) for x in (grad, q, k, v, z)], [view(x) for x in made]
-        call = ctypes.byref(_Attention(*ctx.sizes))
+        call = ctypes.byref(AttentionSizes(*ctx.sizes))
         if _library().attend_back(call, *map(ctypes.byref, given), _at(log_z), *map(ctypes.byref, results)):
             raise MemoryError("the gradient of attention")
         return (*made, None, None)
@@ -261,14 +261,14 @@ class _Attend(torch.autograd.Function):
 def _attended(
     attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, by_head: bool
 ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-    """Returns (q, k, v, z, log_z), which the C++ function `attend` read and wrote, and the fields of `_Attention`."""
+    """Returns (q, k, v, z, log_z), which the C++ function `attend` read and wrote, and the fields of `AttentionSizes`."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     (b, s, n, h), (t, g), width = q.shape, k.shape[1:3], v.shape[-1]
     z = q.new_empty(b, n, s, width).transpose(1, 2) if by_head else q.new_empty(b, s, n, width)
     log_z = q.new_empty(b, n, s, dtype=torch.float32)
     sizes = b, n, g, s, t, h, width, causal, scale
     views = [view(x) for x in (q, k, v, z)]
-    if attend(ctypes.byref(_Attention(*sizes)), *map(ctypes.byref, views), _at(log_z)):
+    if attend(ctypes.byref(AttentionSizes(*sizes)), *map(ctypes.byref, views), _at(log_z)):
         raise MemoryError("attention")
     return (q, k, v, z, log_z), sizes
 

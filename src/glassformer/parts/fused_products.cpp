@@ -22,7 +22,8 @@ inline void add_rows(const float* x, int64_t row, int64_t m, float* sums, int64_
 struct Call {
     Gemm gemm;
     int (*limit)(int);  // sets the threads of a product in this thread, and gives the number before
-    int64_t rows, d, f, block, gates, threads;  // rows of x and of a block, widths, matrices before the loop
+    int64_t rows, d, f, block, step, gates, activation, threads;  // rows of x, of a block and of all threads' blocks, widths,
+                                                                  // matrices before the loop
 
     // f() in every thread of a team, each of whose products takes one thread.
     template <typename F>
@@ -33,6 +34,19 @@ struct Call {
             f();
             limit(before);
         }
+    }
+
+    // f(room of `count` numbers) in every thread of a team. 0; 1 without memory.
+    template <typename F>
+    int32_t with_rooms(int64_t count, F f) const {
+        try {
+            const int64_t lines = fused_loops::up_to(count, fused_loops::WIDE) / fused_loops::WIDE;
+            const std::unique_ptr<fused_loops::Line[]> rooms(new fused_loops::Line[threads * lines]);
+            together([=, at = rooms.get()] { f(at[omp_get_thread_num() * lines].of); });
+        } catch (const std::bad_alloc&) {
+            return 1;
+        }
+        return 0;
     }
 
     // f(first row, rows) for each block of the rows 0 .. all-1; for a thread of a team.
@@ -75,19 +89,86 @@ struct Call {
     }
 };
 
-// An RMS norm before the first matrices, whose x is added to y: its weight (d), or null without a norm, results and rates.
+constexpr int64_t WIDEST = 1 << 13;  // most numbers of a row with a mean; `fused_products.py` has the same
+
+inline float mean(const float* x, int64_t d) {
+    __m256 sums = _mm256_setzero_ps();
+    int64_t i = 0;
+    for (; i + 8 <= d; i += 8) sums = _mm256_add_ps(sums, few_rows::load(x + i));
+    float total = few_rows::sum(sums);
+    for (; i < d; ++i) total += x[i];
+    return total / d;
+}
+
+// A norm before the first matrices, whose x is added to y: its weight (d), or null without a norm, results and rates. RMS, or with
+// an offset (d) and means that of x - mean(x).
 struct Norm {
-    const float* weight;
-    float *normed, *rates;
+    const float *weight, *offset;
+    float *normed, *rates, *means;
     float eps;
+
+    int64_t sums(int64_t d) const { return offset ? 2 * d : d; }  // numbers of the gradients of weight and offset
+
+    // What the matrices read.
+    const float* of(const float* x) const { return weight ? normed : x; }
+
+    const float* centred(const float* x, int64_t r, int64_t d, float* row) const {
+        if (!means) return x;
+        for (int64_t i = 0; i < d; ++i) row[i] = x[i] - means[r];
+        return row;
+    }
+
+    void forward(const float* x, int64_t first, int64_t m, int64_t d) const {
+        float row[WIDEST];
+        for (int64_t r = first; weight && r < first + m; ++r) {
+            float* y = normed + r * d;
+            if (means) means[r] = mean(x + r * d, d);
+            rates[r] = fused_loops::norm(centred(x + r * d, r, d, row), weight, y, d, eps);
+            for (int64_t i = 0; offset && i < d; ++i) y[i] += offset[i];
+        }
+    }
+
+    void add(const float* x, float* y, int64_t first, int64_t m, int64_t d) const {
+        for (int64_t i = first * d; weight && i < (first + m) * d; ++i) y[i] += x[i];
+    }
+
+    // grad_x, the gradient of the results, becomes that of x; `grad` is that of y. sums (d, and d of the offset): of the weights.
+    void backward(const float* grad, const float* x, float* grad_x, float* sums, int64_t first, int64_t m, int64_t d) const {
+        if (!weight) return;
+        float row[WIDEST];
+        std::fill(sums, sums + this->sums(d), 0.0f);
+        for (int64_t r = first; r < first + m; ++r) {
+            float* to = grad_x + r * d;
+            for (int64_t i = 0; offset && i < d; ++i) sums[d + i] += to[i];
+            fused_loops::norm_back(to, centred(x + r * d, r, d, row), weight, rates[r], to, sums, d);
+            const float less = means ? mean(to, d) : 0;
+            for (int64_t i = 0; i < d; ++i) to[i] += grad[r * d + i] - less;
+        }
+    }
 };
 
 using fused_loops::each;
+using fused_loops::Attention;
 using fused_loops::View;
 
 struct Heads {
     int64_t s, n, g, h, v, r, near, of_row;  // tokens, heads of q and k, widths of k and v, numbers turned, and tables of a row
     const float *cosine, *sine;
+
+    // Views of q, k and v in y (rows, o).
+    View queries(float* y) const { return {y, s * width(), width(), h}; }
+    View keys(float* y) const { return {y + n * h, s * width(), width(), h}; }
+    View values(float* y) const { return {y + (n + g) * h, s * width(), width(), v}; }
+    int64_t width() const { return (n + g) * h + g * v; }
+
+    // Turns q and k of rows first .. first+m-1 in y, whose first row is number `begin`.
+    void turn_in_place(float* y, int64_t begin, int64_t first, int64_t m, float sign) const {
+        if (r)
+            turn(first, m, [&](int64_t row, int64_t head, int64_t, int64_t, const float* cosine, const float* sine) {
+                float* x = y + (row - begin) * width() + head * h;
+                fused_loops::turn(x, cosine, sine, x, r, r, near, sign);
+            });
+    }
 
     // f(row, head of q and then of k, text and token, tables) for rows first .. first+m-1.
     template <typename F>
@@ -102,77 +183,74 @@ struct Heads {
 }  // namespace fused_products
 
 extern "C" {
+using fused_loops::Attention;
 using fused_products::Call;
 using fused_products::Heads;
 using fused_products::Norm;
 using fused_products::View;
 
-// weights, biases: of the matrices before the loop (f, d), (f), then of that after it (d, f), (d). opened: results of the former
-// (rows, f); hidden: that of the loop (rows, f).
+// room: (step, f). weights, biases: of the matrices before the loop (f, d), (f), then of that after it (d, f), (d). opened: results of the former
+// (rows, f). The result of the loop is made again for the gradient, which costs less than memory.
 void feed(
     const Call* call, const Norm* norm, const float* x, const float* const* weights, const float* const* biases,
-    float* const* opened, float* hidden, float* y
+    float* const* opened, float* room, float* y
 ) {
     const Call& c = *call;
     const Norm before = *norm;
     const int64_t d = c.d, f = c.f, gates = c.gates;
     c.together([=] { c.blocks(c.rows, [=](int64_t first, int64_t m) {
-        const float* read = before.weight ? before.normed : x;
-        for (int64_t r = first; before.weight && r < first + m; ++r)
-            before.rates[r] = fused_loops::norm(x + r * d, before.weight, before.normed + r * d, d, before.eps);
+        const int64_t own = omp_get_thread_num() * c.block * f, at = first * f;
+        before.forward(x, first, m, d);
         for (int64_t i = 0; i < gates; ++i)
-            c.linear(read + first * d, weights[i], biases[i], opened[i] + first * f, m, f, d);
-        float *one = opened[0] + first * f, *made = hidden + first * f;
-        if (gates == 2)
-            fused_products::each<fused_loops::gate>(m * f, {one, opened[1] + first * f}, {made});
-        else
-            fused_products::each<fused_loops::gelu>(m * f, {one}, {made});
+            c.linear(before.of(x) + first * d, weights[i], biases[i], opened[i] + at, m, f, d);
+        float *one = opened[0] + at, *made = room + own;
+        fused_loops::with_activation(c.activation, [=](auto kind) {
+            if (gates == 2)
+                fused_products::each<fused_loops::gate<decltype(kind)>>(m * f, {one, opened[1] + at}, {made});
+            else
+                fused_products::each<fused_loops::active<decltype(kind)>>(m * f, {one}, {made});
+        });
         c.linear(made, weights[gates], biases[gates], y + first * d, m, d, f);
-        for (int64_t i = first * d; before.weight && i < (first + m) * d; ++i) y[i] += x[i];
+        before.add(x, y, first, m, d);
     }); });
 }
 
-// rooms: for the gradients of what `feed` opened, each (threads * block, f). grad_x and the gradients of weights and biases are
-// null where they are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight from each block.
+// rooms: for the gradients of what `feed` opened, and the result of the loop, each (step, f). grad_x and the gradients of weights and biases are
+// null where they are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight and offset from each block.
 void feed_back(
     const Call* call, const Norm* norm, float* grad_norms, const float* grad, const float* x, const float* const* weights,
-    const float* const* opened, const float* hidden, float* const* rooms, float* grad_x, float* const* grad_weights,
-    float* const* grad_biases
+    const float* const* opened, float* const* rooms, float* grad_x, float* const* grad_weights, float* const* grad_biases
 ) {
     const Call& c = *call;
-    const int64_t d = c.d, f = c.f, gates = c.gates, step = c.threads * c.block;
+    const int64_t d = c.d, f = c.f, gates = c.gates;
     const Norm before = *norm;
-    const float* read = before.weight ? before.normed : x;
+    const float* read = before.of(x);
     c.together([=] {
-        for (int64_t begin = 0; begin < c.rows; begin += step) {
-            const int64_t all = std::min(step, c.rows - begin);
+        for (int64_t begin = 0; begin < c.rows; begin += c.step) {
+            const int64_t all = std::min(c.step, c.rows - begin);
             const bool add = begin > 0;
             c.blocks(all, [=](int64_t from, int64_t m) {
                 const int64_t first = begin + from;
                 float* one = rooms[0] + from * f;
                 const float* open = opened[0] + first * f;
                 c.product(grad + first * d, false, d, weights[gates], false, f, one, f, m, f, d, false);
-                if (gates == 2)
-                    fused_products::each<fused_loops::gate_back>(
-                        m * f, {one, open, opened[1] + first * f}, {one, rooms[1] + from * f});
-                else
-                    fused_products::each<fused_loops::gelu_back>(m * f, {one, open}, {one});
+                float* other = rooms[1] + from * f;
+                fused_loops::with_activation(c.activation, [=](auto kind) {
+                    if (gates == 2)
+                        fused_products::each<fused_loops::gate_back<decltype(kind)>>(
+                            m * f, {one, open, opened[1] + first * f}, {one, other, rooms[2] + from * f});
+                    else
+                        fused_products::each<fused_loops::active_back<decltype(kind)>>(m * f, {one, open}, {one, other});
+                });
                 for (int64_t i = 0; grad_x && i < gates; ++i)
                     c.product(rooms[i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
-                if (!before.weight) return;
-                float* sums = grad_norms + first / c.block * d;
-                std::fill(sums, sums + d, 0.0f);
-                for (int64_t r = first; r < first + m; ++r) {
-                    float* to = grad_x + r * d;
-                    fused_loops::norm_back(to, x + r * d, before.weight, before.rates[r], to, sums, d);
-                    for (int64_t i = 0; i < d; ++i) to[i] += grad[r * d + i];
-                }
+                before.backward(grad, x, grad_x, grad_norms + first / c.block * before.sums(d), first, m, d);
             });
             c.columns(f, [=](int64_t j, int64_t n) {
                 for (int64_t i = 0; i < gates; ++i)
                     c.gather(rooms[i] + j, f, read + begin * d, grad_weights[i], grad_biases[i], j, n, d, all, add);
                 if (float* w = grad_weights[gates])
-                    c.product(grad + begin * d, true, d, hidden + begin * f + j, false, f, w + j, f, d, n, all, add);
+                    c.product(grad + begin * d, true, d, rooms[gates] + j, false, f, w + j, f, d, n, all, add);
             });
             if (float* b = grad_biases[gates])
                 c.columns(d, [=](int64_t j, int64_t n) { fused_products::add_rows(grad + begin * d + j, d, all, b + j, n, add); });
@@ -198,17 +276,17 @@ void project(
     }); });
 }
 
-// From the gradients of q, k and v. room: (threads * block, o) for all o results.
+// From the gradients of q, k and v. room: (step, o) for all o results.
 void project_back(
     const Call* call, const Heads* heads, const View* q, const View* k, const View* v, const float* x, const float* weight,
     float* room, float* grad_x, float* grad_weight, float* grad_bias
 ) {
     const Call& c = *call;
     const Heads& of = *heads;
-    const int64_t d = c.d, o = c.f, step = c.threads * c.block;
+    const int64_t d = c.d, o = c.f;
     c.together([=] {
-        for (int64_t begin = 0; begin < c.rows; begin += step) {
-            const int64_t all = std::min(step, c.rows - begin);
+        for (int64_t begin = 0; begin < c.rows; begin += c.step) {
+            const int64_t all = std::min(c.step, c.rows - begin);
             c.blocks(all, [=](int64_t from, int64_t m) {
                 float *grad = room + from * o, *y = grad;
                 of.turn(begin + from, m, [&](int64_t, int64_t head, int64_t b, int64_t t, const float* cosine, const float* sine) {
@@ -225,6 +303,86 @@ void project_back(
             c.columns(o, [=](int64_t j, int64_t n) {
                 c.gather(room + j, o, x + begin * d, grad_weight, grad_bias, j, n, d, all, begin > 0);
             });
+        }
+    });
+}
+
+// y (rows, d) = attention(x) W^T + b: of qkv (rows, o), with q and k turned, and z (rows, i). Whole texts pass through all of it.
+// 0; 1 without memory.
+int32_t mix(
+    const Call* call, const Norm* norm, const Heads* heads, const Attention* attention, const float* x, const float* weight,
+    const float* bias, const float* after, const float* offset, float* qkv, float* z, float* log_z, float* y
+) {
+    const Call& c = *call;
+    const Norm before = *norm;
+    const Heads of = *heads;
+    const Attention a = *attention;
+    const int64_t d = c.d, o = c.f, i = a.n * a.v;
+    const View q = of.queries(qkv), k = of.keys(qkv), v = of.values(qkv), made{z, a.s * i, i, a.v};
+    return c.with_rooms(a.forward_room(), [=](float* room) {
+        for (int64_t begin = 0; begin < c.rows; begin += c.step) {
+            const int64_t all = std::min(c.step, c.rows - begin);
+            c.blocks(all, [=](int64_t from, int64_t m) {
+                const int64_t first = begin + from;
+                before.forward(x, first, m, d);
+                c.linear(before.of(x) + first * d, weight, bias, qkv + first * o, m, o, d);
+                of.turn_in_place(qkv, 0, first, m, 1);
+            });
+#pragma omp for schedule(static)
+            for (int64_t one = begin / a.s * a.g; one < (begin + all) / a.s * a.g; ++one)
+                a.forward(q, k, v, made, log_z, one / a.g, one % a.g, room);
+            c.blocks(all, [=](int64_t from, int64_t m) {
+                const int64_t first = begin + from;
+                c.linear(z + first * i, after, offset, y + first * d, m, d, i);
+                before.add(x, y, first, m, d);
+            });
+        }
+    });
+}
+
+// rooms: for the gradients of qkv and z, (step, o) and (step, i). grad_x and the gradients of weights and biases are null where they
+// are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight and offset from each block.
+int32_t mix_back(
+    const Call* call, const Norm* norm, const Heads* heads, const Attention* attention, float* grad_norms, const float* grad,
+    const float* x, const float* weight, const float* after, const float* qkv, const float* z, const float* log_z, float* room,
+    float* room_z, float* grad_x, float* grad_weight, float* grad_bias, float* grad_after, float* grad_offset
+) {
+    const Call& c = *call;
+    const Norm before = *norm;
+    const Heads of = *heads;
+    const Attention a = *attention;
+    const int64_t d = c.d, o = c.f, i = a.n * a.v;
+    float* given = const_cast<float*>(qkv);
+    const View q = of.queries(given), k = of.keys(given), v = of.values(given), made{const_cast<float*>(z), a.s * i, i, a.v};
+    const View dq = of.queries(room), dk = of.keys(room), dv = of.values(room), dz{room_z, a.s * i, i, a.v};
+    return c.with_rooms(a.backward_room(), [=](float* own) {
+        for (int64_t begin = 0; begin < c.rows; begin += c.step) {
+            const int64_t all = std::min(c.step, c.rows - begin), text = begin / a.s;
+            const bool add = begin > 0;
+            c.blocks(all, [=](int64_t from, int64_t m) {
+                c.product(grad + (begin + from) * d, false, d, after, false, i, room_z + from * i, i, m, i, d, false);
+            });
+#pragma omp for schedule(static)
+            for (int64_t one = 0; one < all / a.s * a.g; ++one)
+                a.backward(dz, q.from(text), k.from(text), v.from(text), made.from(text), log_z + text * a.n * a.s, dq, dk, dv,
+                           one / a.g, one % a.g, own);
+            c.blocks(all, [=](int64_t from, int64_t m) {
+                const int64_t first = begin + from;
+                of.turn_in_place(room, begin, first, m, -1);
+                if (grad_x) c.product(room + from * o, false, o, weight, false, d, grad_x + first * d, d, m, d, o, false);
+                before.backward(grad, x, grad_x, grad_norms + (begin / c.step * ((c.step + c.block - 1) / c.block) + from / c.block) * before.sums(d), first, m, d);
+            });
+            c.columns(o, [=](int64_t j, int64_t n) {
+                c.gather(room + j, o, before.of(x) + begin * d, grad_weight, grad_bias, j, n, d, all, add);
+            });
+            c.columns(i, [=](int64_t j, int64_t n) {
+                if (grad_after)
+                    c.product(grad + begin * d, true, d, z + begin * i + j, false, i, grad_after + j, i, d, n, all, add);
+            });
+            if (grad_offset)
+                c.columns(d, [=](int64_t j, int64_t n) {
+                    fused_products::add_rows(grad + begin * d + j, d, all, grad_offset + j, n, add);
+                });
         }
     });
 }

@@ -35,6 +35,11 @@ inline __m512 exponential(__m512 x) {
     p = _mm512_add_ps(_mm512_fmadd_ps(_mm512_mul_ps(p, r), r, r), _mm512_set1_ps(1));
     return _mm512_scalef_ps(p, n);
 }
+
+inline __m512 sigmoid(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1);
+    return _mm512_div_ps(one, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+}
 #endif
 
 inline __m256 sigmoid(__m256 x) {

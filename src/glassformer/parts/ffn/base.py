@@ -15,6 +15,7 @@ from glassformer.parts import fused_loops
 from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.owner import Seam
+from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Matrix, matrices_of
 from glassformer.parts.norm import Norm
 from glassformer.parts.precision import wide
@@ -100,7 +101,7 @@ class FFN(nn.Module):
         batch."""
         return self.by_token
 
-    def added_at_once(self, x: Tensor, norm: Norm) -> Tensor | None:
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> Tensor | None:
         """Returns x + self(norm(x)) in one operation of a training step; None if this network, or the machine, has no
         such operation."""
         return None
@@ -134,6 +135,11 @@ class FFNConfig(PartConfig, axis="ffn"):
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Returns parameters, FLOPs (2 for each multiplication with an addition) and bytes of the FFN for the workload
         `shape`."""
+
+    def separate_costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        """Returns the costs of this FFN with its layers and loops as separate operations, which keep the hidden values
+        that one operation makes again."""
+        return self.costs(ctx, shape)
 
     @abstractmethod
     def width(self, ctx: BuildContext) -> int:

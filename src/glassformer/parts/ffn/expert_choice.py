@@ -194,7 +194,7 @@ class ExpertChoiceConfig(FFNConfig, kind="expert_choice", words=Word("expert_cho
         wide = Shape(**{**vars(shape), "product_dtype": fp32, "input_dtype": fp32})
         count = taken_of(shape.s, k, e)
         rows = Shape(**{**vars(shape.reading(shape.products)), "b": shape.b * e, "s": count, "t": max(count, shape.t)})
-        one = self.dense(self.width(ctx)).costs(ctx, rows)
+        one = self.dense(self.width(ctx)).separate_costs(ctx, rows)
         cast = shape.keeps_once((e - 1) * one.parameters) if shape.products != shape.dtype else 0
         taken = rows.keeps(2, torch.int64) + rows.keeps(1, fp32) + shape.keeps(e, fp32)  # indices, weights; all p
         kept = one.kept + cast + taken + rows.keeps(2 * ctx.d_model)  # before and after the weights

@@ -529,7 +529,7 @@ class ExpertsConfig(FFNConfig, kind="experts", words=Word("moe", read_experts, "
         fp32 = torch.promote_types(shape.inputs, torch.float32)
         router = linear_cost(ctx, replace(shape, product_dtype=fp32, input_dtype=fp32), d, e, bias=self.router_bias)
         rows = replace(shape.reading(shape.products), b=k * shape.b)
-        one = self.dense(self.width(ctx)).costs(ctx, rows)
+        one = self.dense(self.width(ctx)).separate_costs(ctx, rows)
         cast = shape.keeps_once((e - 1) * one.parameters) if shape.products != shape.dtype else 0
         filled = filled_rows(shape.products, shape.device, rows.tokens, e) / rows.tokens
         choice = shape.keeps(3 * k, torch.int64) + shape.keeps(e + 2 * k + 3, fp32)

@@ -50,7 +50,7 @@ class Glu(FFN):
         self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam, shard=Shard("row"))
         self.activation, self.gating, self.clamp = activation, gating(activation, clamp), clamp
         self.fusible = activation if clamp is None else None
-        self.in_blocks = type(self).forward is Glu.forward and self.gating is swiglu
+        self.in_blocks = type(self).forward is Glu.forward and clamp is None
         self.gate, self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
@@ -61,13 +61,12 @@ class Glu(FFN):
         owner.share("hidden", self.up_proj.outs[0])
         self.enter = owner.enter
 
-    def added_at_once(self, x: Tensor, norm: Norm) -> Tensor | None:
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> Tensor | None:
         return None if self.enter is not None else self._in_blocks(x, norm)
 
     def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
         layers = (self.gate_proj, self.up_proj), self.down_proj
-        training = self.in_blocks and torch.is_grad_enabled()  # the weight of a packed layer would be unpacked
-        return fused_products.feed(self, x, *layers, norm) if training else None
+        return fused_products.feed(self, x, self.activation, *layers, norm) if self.in_blocks else None
 
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)
@@ -164,6 +163,13 @@ class GluConfig(FFNConfig, kind="glu", words=_WORDS):
         return Glu(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam, self.clamp)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        cost = self.separate_costs(ctx, shape)
+        if self.clamp is not None or not fused_products.counts(ctx, shape):
+            return cost
+        again = 1 if self.activation in FUSED else 1 + EXTRA_KEPT[self.activation]  # all but gate and up
+        return cost + Cost(kept=-shape.keeps(again * self.width(ctx)))
+
+    def separate_costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         d, f = ctx.d_model, self.width(ctx)
         down = linear_cost(ctx, shape.reading(shape.products), f, d, bias=self.bias)
         fused = self.activation in FUSED  # keeps gate and up; others phi(gate), up, and the tensors of phi

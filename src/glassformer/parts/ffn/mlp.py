@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from glassformer.parts.core.owner import Owner
 from glassformer.parts.core.shard import Shard
 from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word, whole
-from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, FFNConfig, gelu_tanh
+from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, FFNConfig
 from glassformer.parts.ffn.fused_activation import activated_at_once
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix, linear_cost
@@ -41,7 +40,7 @@ class Mlp(FFN):
         self.up_proj = Linear(d_model, hidden, bias, reparam=reparam, shard=Shard("column"))
         self.down_proj = Linear(hidden, d_model, bias, role="output", reparam=reparam, shard=Shard("row"))
         self.activation, self.phi = activation, ACTIVATIONS[activation]
-        self.in_blocks = type(self).forward is Mlp.forward and self.phi is gelu_tanh
+        self.in_blocks = type(self).forward is Mlp.forward
         self.up, self.hidden, self.out = Site("bsf"), Site("bsf"), Site()
 
     def matrices(self) -> dict[str, Matrix]:
@@ -52,12 +51,12 @@ class Mlp(FFN):
         owner.share("hidden", self.up_proj.outs[0])
         self.enter = owner.enter
 
-    def added_at_once(self, x: Tensor, norm: Norm) -> Tensor | None:
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> Tensor | None:
         return None if self.enter is not None else self._in_blocks(x, norm)
 
     def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
-        training = self.in_blocks and torch.is_grad_enabled()  # the weight of a packed layer would be unpacked
-        return fused_products.feed(self, x, (self.up_proj,), self.down_proj, norm) if training else None
+        layers = (self.up_proj,), self.down_proj
+        return fused_products.feed(self, x, self.activation, *layers, norm) if self.in_blocks else None
 
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)
@@ -90,6 +89,10 @@ class MlpConfig(FFNConfig, kind="mlp", words=_WORDS):
         return Mlp(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
+        again = EXTRA_KEPT[self.activation] if fused_products.counts(ctx, shape) else 0  # all but the opened values
+        return self.separate_costs(ctx, shape) + Cost(kept=-shape.keeps(again * self.width(ctx)))
+
+    def separate_costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         d, f = ctx.d_model, self.width(ctx)
         down = linear_cost(ctx, shape.reading(shape.products), f, d, bias=self.bias)
         phi = Cost(kept=shape.keeps(EXTRA_KEPT[self.activation] * f))

@@ -43,6 +43,9 @@ class Auto(Kernel):
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:
         return self.fastest(facts).keeps(facts, visibility, heads)
 
+    def in_loops(self, facts: CallFacts) -> bool:
+        return self.fastest(facts).in_loops(facts)
+
     def has_pairs(self, facts: CallFacts) -> bool:
         return self.fastest(facts).has_pairs(facts)
 

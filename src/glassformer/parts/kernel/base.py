@@ -303,6 +303,10 @@ class Kernel:
         kernel's name; None if it can."""
         return None
 
+    def in_loops(self, facts: CallFacts) -> bool:
+        """Returns True if this kernel computes calls with these facts by the C++ of `fused_loops`."""
+        return False
+
     def check(self, facts: CallFacts) -> None:
         """Raises RequestError if `refusal` gives a reason for these facts; called when a model is built, with the facts
         known then."""

@@ -22,6 +22,9 @@ class Sdpa(Kernel):
     def refusal(self, facts: CallFacts) -> str | None:
         return None if facts.additive else "cannot apply a softcap, or another bias that is not additive"
 
+    def in_loops(self, facts: CallFacts) -> bool:
+        return fused_loops.attends(facts)
+
     def has_pairs(self, facts: CallFacts) -> bool:
         return self._by_definition(facts) or (facts.masked and not fused_loops.attends(facts))
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from glassformer.errors import RequestError
+from glassformer.parts import fused_products
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.heads import Heads
@@ -31,7 +32,7 @@ from glassformer.parts.mixer.base import DotProduct
 from glassformer.parts.mixer.kv import KVState, state_of
 from glassformer.parts.mixer.qk_norm import Over, QKNorm, QKNormConfig, norm_of_queries
 from glassformer.parts.mixer.shared_attention import SharedAttentionConfig, refuse_in_taker
-from glassformer.parts.norm import NormConfig, RMSNormConfig
+from glassformer.parts.norm import Norm, NormConfig, RMSNormConfig
 from glassformer.parts.position import AttentionPosition, AttentionPositionConfig
 from glassformer.parts.projection import FusedQKV, FusedQKVConfig, MakeProjection, Projection, SelfProjectionConfig
 from glassformer.parts.reparam import MakeReparam
@@ -126,11 +127,36 @@ class Attention(SoftmaxAttention):
     ) -> Float[Tensor, "b s d"]:
         """Returns z W_O (b, s, d) for x (b, s, d). With a decode state, the s tokens follow the tokens that the state
         has read, and are added to it."""
-        x = x if self.enter is None else self.enter(x)
-        z = self.mixed(x, pass_ or Pass.of(x), state)
+        x, pass_ = x if self.enter is None else self.enter(x), pass_ or Pass.of(x)
+        y = self._at_once(x, pass_) if state is None else None
+        if y is not None:
+            return y
+        z = self.mixed(x, pass_, state)
         if self.gate_proj is not None and self.gate is not None:
             z = z * torch.sigmoid(self.gate(self.gate_proj(x).unflatten(-1, (self.n_heads, -1))))
         return self.put_out(z)
+
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass) -> Tensor | None:
+        return None if self.enter is not None else self._at_once(x, pass_, norm)
+
+    def _at_once(self, x: Tensor, pass_: Pass, norm: Norm | None = None) -> Tensor | None:
+        """Returns the output of attention without further parts, or with a norm x + output of norm(x), in one operation
+        of a training step; None if this mixer, this pass or the machine needs separate ones."""
+        further = self.qk_norm, self.softcap, self.gate_proj, self.sinks, self.shares
+        varied = type(self) is not Attention or self.gain_control or any(one is not None for one in further)
+        layer = self.projection.stacked(self)
+        if varied or layer is None or not torch.is_grad_enabled() or (self.training and self.dropout):
+            return None
+        rotation = None if self.position is None else self.position.pair_rotation(pass_)
+        if self.position is not None and (rotation is None or self.position.bias(pass_) is not None):
+            return None
+        (b, s, _), seen = x.shape, pass_.seen(self.visibility)
+        plain = seen.only_order and (seen.reach is None or seen.reach >= s)
+        facts = CallFacts(x.device.type, x.dtype, b, s, s, self.head_dim, seen.width, plain, not plain, grad=True)
+        if pass_.tokens != pass_.end or not self.kernel.in_loops(facts):
+            return None
+        heads = (*self.heads, self.projection.value_dim)
+        return fused_products.mix(self, x, (layer, self.output), heads, seen.causal, self.scale, rotation, norm)
 
     def mixed(self, x: Tensor, pass_: Pass, state: KVState | None = None) -> Tensor:
         """Returns z (b, s, n, hv) of x (b, s, d), before the gate, the site `z` and the output layer W_O."""
@@ -152,9 +178,12 @@ class Attention(SoftmaxAttention):
         """Returns q (b, s, n, h), k and v (b, s, g, h) of x (b, s, d), after norm and position."""
         if self.qk_norm is None and self.position is not None and torch.is_grad_enabled() and unseen(self.position):
             rotation = self.position.pair_rotation(pass_)
-            made = None if rotation is None else self.projection.rotated(self, x, rotation)
-            if made is not None:
-                return made
+            layer = self.projection.stacked(self)
+            if rotation is not None and layer is not None:
+                heads = (*self.heads, self.projection.value_dim)
+                made = fused_products.project(layer, x, heads, rotation)
+                if made is not None:
+                    return made
         q, k, v = self.projection(self, x, pass_)
         for adjust in self._adjust:
             q, k = adjust(q, k, pass_)
@@ -317,6 +346,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         if shape.phase != "train":
             return Cost()
         turned, normed = self.position is not None and self.position.turns, self.qk_norm is not None
+        turned = turned and not self._at_once(ctx, shape)  # q and k are then turned where they are
         value_dim = self._projection(ctx).value_dim
         facts = {"additive": self.softcap is None, "sinks": self.sinks}
         kept, mask = self._call_keeps(ctx, shape, turned, value_dim, **facts)
@@ -337,6 +367,18 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         elif turned and not self.gain_control:  # z is then laid out head by head, as q, and the output reads a copy
             own += shape.keeps(z)
         return Cost(kept=own) + mask
+
+    def _at_once(self, ctx: BuildContext, shape: Shape) -> bool:
+        """Returns True if a step of this workload computes the mixer in one operation, like `Attention._at_once`."""
+        varied = (self.qk_norm, self.softcap, self.shares, self.clip, self.gain_control or None, self.gated or None)
+        other = self.module() is not Attention or self.projection.tensors != ("qkv",) or self.sinks or self.dropout
+        biased = self.position is not None and (self.position.biases or not self.position.turns)
+        if other or biased or any(one is not None for one in varied):
+            return False
+        seen = self.seen(ctx)
+        plain = seen.only_order and (seen.reach is None or seen.reach >= shape.t)
+        facts = CallFacts(shape.device, shape.products, shape.b, shape.s, shape.t, ctx.head_dim, plain=plain, grad=True)
+        return fused_products.counts(ctx, shape) and self.kernel.build(ctx).in_loops(facts)
 
     def _tensors(self) -> tuple[str, ...]:
         """Returns the names of q, k and v grouped by the tensor that holds them, such as "qkv" for one tensor; clipped

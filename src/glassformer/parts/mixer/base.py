@@ -18,6 +18,7 @@ from glassformer.parts.core.owner import Seam
 from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import Linear, Matrix
+from glassformer.parts.norm import Norm
 from glassformer.parts.position import AttentionPosition
 from glassformer.parts.state import State
 from glassformer.parts.visibility import Visibility
@@ -95,6 +96,11 @@ class Mixer(nn.Module, ABC):
         pass_        positions, documents and padding of the s tokens; if None, `Pass.of(x)`, one document
         state        from `init_state`; if None, the s tokens are the whole sequence. Otherwise they follow the state's
                      tokens, and are added to it"""
+
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass) -> Tensor | None:
+        """Returns x + self(norm(x), pass_) in one operation of a training step; None if this mixer, or the machine, has
+        no such operation."""
+        return None
 
     @abstractmethod
     def init_state(

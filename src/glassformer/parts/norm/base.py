@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -13,6 +14,16 @@ from glassformer.parts.core.shard import REPLICATED, Shard, Shards
 from glassformer.parts.precision import product_dtype
 
 FP32 = torch.float32
+
+
+class RowNorm(NamedTuple):
+    """Numbers of a norm of rows."""
+
+    eps: float
+    centred: bool
+    """True if m is the mean of x; False if it is 0."""
+    weight: Tensor
+    offset: Tensor | None
 
 
 class Norm(nn.Module):
@@ -41,6 +52,11 @@ class Norm(nn.Module):
             f"{type(self).__name__} does not define held(x, direction), which logit attribution needs",
             code="unsupported", field="norm", value=type(self).__name__,
         )  # fmt: skip
+
+    def of_rows(self) -> RowNorm | None:
+        """Returns the numbers of this norm, if it only computes (x - m) rate w + b for vectors w and b, with rate =
+        1 / sqrt(mean((x - m)^2) + eps); None otherwise."""
+        return None
 
     def out_dtype(self, x: Tensor) -> torch.dtype:
         return product_dtype(x) if self.feeds_products else x.dtype

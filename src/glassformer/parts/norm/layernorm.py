@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
-from glassformer.parts.norm.base import Norm, NormConfig, norm_cost
+from glassformer.parts.norm.base import Norm, NormConfig, RowNorm, norm_cost
 from glassformer.parts.norm.fused_layer_norm import layer_norm
 from glassformer.parts.precision import exact, wide
 
@@ -32,6 +32,10 @@ class LayerNorm(Norm):
             y = F.layer_norm(wide(x), x.shape[-1:], None, None, self.eps) * self.weight
             return (y if self.bias is None else y + self.bias).to(self.out_dtype(x))
         return layer_norm(x, self.weight, self.bias, self.eps, self.out_dtype(x))
+
+    def of_rows(self) -> RowNorm | None:
+        plain = type(self).forward is LayerNorm.forward and self.weight.dim() == 1
+        return RowNorm(self.eps, True, self.weight, self.bias) if plain else None
 
     def held(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
         below = direction * exact(self.weight) / (x.var(correction=0) + self.eps).sqrt()

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from glassformer.parts import fused_loops
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
-from glassformer.parts.norm.base import Norm, NormConfig, norm_cost
+from glassformer.parts.norm.base import Norm, NormConfig, RowNorm, norm_cost
 from glassformer.parts.precision import exact, wide
 from glassformer.parts.region import region
 
@@ -54,6 +54,10 @@ class RMSNorm(Norm):
         if weight.dim() == 2:
             return naive_rms_norm(x, weight, self.eps)
         return rms_norm(x, weight, self.eps, self.out_dtype(x))
+
+    def of_rows(self) -> RowNorm | None:
+        plain = type(self).forward is RMSNorm.forward and self.weight is not None and self.weight.dim() == 1
+        return RowNorm(self.eps, False, self.factor(), None) if plain else None
 
     def held(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
         if self.weight is not None:

@@ -53,11 +53,8 @@ class Projection(ABC):
     @abstractmethod
     def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]: ...
 
-    def rotated(
-        self, maps: Any, x: Tensor, rotation: tuple[Tensor, Tensor, int]
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Returns q, k and v of x with q and k rotated, in one operation of a training step; None if this projection,
-        or the machine, has no such operation."""
+    def stacked(self, maps: Any) -> Linear | None:
+        """Returns the layer whose results are q, k and v one after the other, unchanged; None if there is none."""
         return None
 
     @abstractmethod

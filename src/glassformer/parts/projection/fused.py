@@ -5,11 +5,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from glassformer.parts import fused_products
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.shard import Shard
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.linear import Matrix
+from glassformer.parts.linear import Linear, Matrix
 from glassformer.parts.projection.base import MakeProjection, MapShape, Projection, SelfProjectionConfig
 
 
@@ -26,12 +25,8 @@ class FusedQKV(Projection):
         q, k, v = qkv.split(qkv(x))
         return self.by_head(q), self.by_head(k), self.by_head(v, self.value_dim)
 
-    def rotated(
-        self, maps: Any, x: Tensor, rotation: tuple[Tensor, Tensor, int]
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        heads = (*self.heads, self.value_dim)
-        plain = type(self) is FusedQKV and self.clip is None
-        return fused_products.project(maps.qkv, x, heads, rotation) if plain else None
+    def stacked(self, maps: Any) -> Linear | None:
+        return maps.qkv if type(self) is FusedQKV and self.clip is None else None
 
     def matrices(self, maps: Any) -> dict[str, Matrix]:
         n, g, _ = self.heads

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -17,19 +17,20 @@ from glassformer.parts.forward_pass import Pass
 Branch = Callable[[Tensor], Tensor]
 
 
-class Feed:
-    """Branch of a feed-forward network: the network with the pass."""
+class PartBranch:
+    """Branch of one part, a mixer or a feed-forward network: the part with the pass, and the decode state of a
+    mixer."""
 
-    def __init__(self, network: Any, pass_: Pass):
-        self.network, self.pass_ = network, pass_
+    def __init__(self, part: Any, pass_: Pass, state: Any = None):
+        self.part, self.pass_, self.state = part, pass_, state
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = self.network(x, pass_=self.pass_)
+        y: Tensor = self.part(x, self.pass_) if self.state is None else self.part(x, self.pass_, self.state)
         return y
 
     def added(self, x: Tensor, norm: nn.Module) -> Tensor | None:
-        """Returns x + network(norm(x)), if the network computes that in one operation here; None otherwise."""
-        y: Tensor | None = self.network.added_at_once(x, norm)
+        """Returns x + part(norm(x)), if the part computes that in one operation here; None otherwise."""
+        y: Tensor | None = self.part.added_at_once(x, norm, self.pass_) if self.state is None else None
         return y
 
 
@@ -56,6 +57,12 @@ class Residual(nn.Module):
         dropout."""
         branch = branch if self.scale == 1.0 else branch * self.scale
         return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
+
+    def added(self, x: Tensor, branch: Branch, norm: nn.Module) -> Tensor:
+        """Returns x plus what the branch adds to it, for the norm of x; in one operation if the branch has one."""
+        at_once = isinstance(branch, PartBranch) and self.scale == 1.0 and not self.dropout
+        y = cast(PartBranch, branch).added(x, norm) if at_once else None
+        return x + self.share(branch(norm(x))) if y is None else y
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         raise NotImplementedError

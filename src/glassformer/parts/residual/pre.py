@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from glassformer.parts.residual.base import Branch, Feed, ResidualConfig, Sequential
+from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
 class Pre(Sequential):
@@ -31,13 +31,12 @@ class Pre(Sequential):
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
 
     def mix(self, x: Tensor, mixer: Branch) -> Tensor:
-        return self.resid_mid(x + self.share(mixer(x if self.mixer_norm is None else self.mixer_norm(x))))
+        norm = self.mixer_norm
+        return self.resid_mid(x + self.share(mixer(x)) if norm is None else self.added(x, mixer, norm))
 
     def feed(self, x: Tensor, ffn: Branch) -> Tensor:
         assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
-        at_once = isinstance(ffn, Feed) and self.scale == 1.0 and not self.dropout
-        made = cast(Feed, ffn).added(x, self.ffn_norm) if at_once else None
-        return x + self.share(ffn(self.ffn_norm(x))) if made is None else made
+        return self.added(x, ffn, self.ffn_norm)
 
 
 class PreConfig(ResidualConfig, kind="pre", words="pre"):
