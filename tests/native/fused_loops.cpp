@@ -35,6 +35,26 @@ void look(float made, double meant, double size) {
     wrong += !(std::abs(made - meant) <= 1e-5 * (size + 1));
 }
 
+using Halves = std::vector<uint16_t>;
+
+Halves narrowed(const Numbers& x) {
+    Halves y(x.size());
+    for (size_t i = 0; i < x.size(); ++i) fused_loops::put(y[i], x[i]);
+    return y;
+}
+
+// f(numbers of 16 bits, results) has the bits of the same loop, g(the same numbers in fp32, results), rounded.
+template <typename F, typename G>
+void rounded(const Numbers& x, size_t count, F f, G g) {
+    const Halves halves = narrowed(x);
+    Numbers wide(x.size()), meant(count);
+    Halves made(count);
+    for (size_t i = 0; i < x.size(); ++i) wide[i] = fused_loops::value(halves[i]);
+    f(halves.data(), made.data()), g(wide.data(), meant.data());
+    const Halves to = narrowed(meant);
+    for (size_t i = 0; i < count; ++i, ++looked) wrong += made[i] != to[i] && !std::isnan(meant[i]);
+}
+
 double logistic(double x) { return 1 / (1 + std::exp(-x)); }
 
 void gating() {
@@ -49,6 +69,9 @@ void gating() {
         look(a[i], grad[i] * up[i] * slope, std::abs(double(grad[i]) * up[i]) * (1 + std::abs(gate[i])));
         look(b[i], grad[i] * silu, std::abs(grad[i] * silu));
     }
+    rounded(
+        drawn(2 * n, 3), n, [&](const uint16_t* x, uint16_t* y) { swiglu_of_16_bits(x, x + n, y, n); },
+        [&](const float* x, float* y) { swiglu(x, x + n, y, n); });
     gelu_tanh(gate.data(), y.data(), n);
     gelu_tanh_back(grad.data(), gate.data(), a.data(), n);
     for (int64_t i = 0; i < n; ++i) {
@@ -65,6 +88,9 @@ void norms() {
     Numbers y(rows * d), rates(rows), a(rows * d), b(d), parts((rows + 63) / 64 * d);
     rms_norm(x.data(), w.data(), y.data(), rates.data(), rows, d, 1e-5f);
     rms_norm_back(grad.data(), x.data(), w.data(), rates.data(), a.data(), b.data(), parts.data(), rows, d);
+    rounded(
+        x, x.size(), [&](const uint16_t* x, uint16_t* y) { rms_norm_of_16_bits(x, w.data(), y, rows, d, 1e-5f); },
+        [&](const float* x, float* y) { rms_norm(x, w.data(), y, rates.data(), rows, d, 1e-5f); });
     std::vector<double> of_w(d), size_w(d);
     for (int64_t r = 0; r < rows; ++r) {
         double squares = 0, dot = 0, size = 0;
@@ -90,7 +116,17 @@ void rotations() {
     const Numbers x = drawn(b * s * n * h), cosine = drawn((each ? b : 1) * s * r + 1), sine = drawn((each ? b : 1) * s * r + 1);
     Numbers y(b * s * n * h);
     const int64_t by_token[] = {s * n * h, n * h, h}, by_head[] = {s * n * h, h, s * h}, sizes[] = {b, s, n, h};
-    turn_pairs(x.data(), by_token, cosine.data(), sine.data(), each ? s * r : 0, y.data(), by_head, sizes, r, near, back ? -1.0f : 1.0f);
+    const float sign = back ? -1 : 1;
+    const int64_t of_row = each ? s * r : 0;
+    turn_pairs(x.data(), by_token, cosine.data(), sine.data(), of_row, y.data(), by_head, sizes, r, near, sign);
+    rounded(
+        x, x.size(),
+        [&](const uint16_t* x, uint16_t* y) {
+            turn_pairs_of_16_bits(x, by_token, cosine.data(), sine.data(), of_row, y, by_head, sizes, r, near, sign);
+        },
+        [&](const float* x, float* y) {
+            turn_pairs(x, by_token, cosine.data(), sine.data(), of_row, y, by_head, sizes, r, near, sign);
+        });
     for (int64_t row = 0; row < b; ++row)
         for (int64_t t = 0; t < s; ++t)
             for (int64_t k = 0; k < n; ++k)
@@ -124,6 +160,22 @@ void losses() {
         targets[0] = v;
         wrong += !cross_entropy(grads.data(), targets.data(), made.data(), rows, v, 0.5f);
     }
+}
+
+void attention_in_halves() {
+    const int64_t n = 1 + draw() % 2, s = some(70), t = s + draw() % 30, h = some(40), v = some(40);
+    const Attention call{1, 2 * n, n, s, t, h, v, draw() % 2 == 0, 0.3f};
+    const int64_t of_q = s * 2 * n * h, of_k = t * n * h, all = of_q + of_k + t * n * v;
+    Numbers log_z(2 * n * s);
+    const auto views = [&](auto* x, auto* z, auto attend) {
+        using V = fused_loops::ViewOf<std::remove_const_t<std::remove_pointer_t<decltype(z)>>>;
+        auto* at = const_cast<decltype(z)>(x);
+        const V q{at, 0, 2 * n * h, h}, k{at + of_q, 0, n * h, h}, w{at + of_q + of_k, 0, n * v, v}, to{z, 0, 2 * n * v, v};
+        wrong += attend(&call, &q, &k, &w, &to, log_z.data());
+    };
+    rounded(
+        drawn(all), s * 2 * n * v, [&](const uint16_t* x, uint16_t* z) { views(x, z, attend_of_16_bits); },
+        [&](const float* x, float* z) { views(x, z, attend); });
 }
 
 void attention() {
@@ -182,7 +234,7 @@ int main() {
         odd = round % 4 == 3;
         gating(), norms(), rotations(), losses();
         odd = false;  // one strange number reaches all of a head
-        attention();
+        attention(), attention_in_halves();
     }
     std::printf("%lld of %lld wrong\n", (long long)wrong, (long long)looked);
     return wrong != 0;

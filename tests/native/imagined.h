@@ -35,6 +35,7 @@ inline Whole loaded(const void* from) {
     const __m256i* halves = (const __m256i*)from;
     return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
 }
+inline void stored(float* to, Real a) { _mm256_storeu_ps(to, a.one), _mm256_storeu_ps(to + 8, a.other); }
 inline Real as_real(Whole a) { return {_mm256_castsi256_ps(a.one), _mm256_castsi256_ps(a.other)}; }
 inline Whole as_whole(Real a) { return {_mm256_castps_si256(a.one), _mm256_castps_si256(a.other)}; }
 inline Real real(Whole a) { return {_mm256_cvtepi32_ps(a.one), _mm256_cvtepi32_ps(a.other)}; }
@@ -53,6 +54,7 @@ inline R both(F f, A a, More... more) {
 #define __m512 imagined::Real
 #define IN_HALVES(R, f, ...) imagined::both<imagined::R>([=](auto... x) { return f(x...); }, __VA_ARGS__)
 #define _mm512_loadu_si512 imagined::loaded
+#define _mm512_storeu_ps imagined::stored
 #define _mm512_set1_epi8(x) imagined::Whole{_mm256_set1_epi8(x), _mm256_set1_epi8(x)}
 #define _mm512_set1_epi32(x) imagined::Whole{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}
 #define _mm512_set1_ps(x) imagined::Real{_mm256_set1_ps(x), _mm256_set1_ps(x)}

@@ -114,6 +114,25 @@ def test_rotations_are_their_definition(axis: int, b: int, s: int, m: int, rest:
 
 
 @serves
+@pytest.mark.parametrize("shape", [(1, 3, 5, 8), (2, 40, 3, 26)])
+def test_loops_in_bf16_are_those_in_fp32_rounded(shape: tuple[int, ...]) -> None:
+    x, up = (drawn(*shape, seed=seed).bfloat16() for seed in (0, 1))
+    weight, angle = drawn(shape[-1]), drawn(shape[1], 1, 2, 4)
+    cos, sin = angle.cos(), angle.sin()
+    with torch.no_grad():
+        for loop in (
+            lambda x: fused_loops.swiglu(x, up.to(x.dtype)),
+            lambda x: rms_norm(x, weight, 1e-5),
+            lambda x: fused_loops.turn(x, cos, sin, -2),
+        ):
+            made, meant = loop(x), loop(x.float())
+            assert made.dtype == torch.bfloat16 and not (made.float() - meant).abs().gt(2.0**-8 * meant.abs()).any()
+        made = fused_loops.half_rms_norm(x, weight, 1e-5)
+        meant = fused_loops.rms_norm(x.float(), weight, 1e-5)
+        assert made is not None and meant is not None and torch.equal(made, meant[0].bfloat16())
+
+
+@serves
 @settings(max_examples=20, deadline=None)
 @given(
     b=st.integers(1, 2), s=st.integers(2, 110), g=st.integers(1, 3), times=st.integers(1, 2), h=st.integers(1, 40),
@@ -183,6 +202,16 @@ def test_attention_without_gradients_has_the_same_bits(s: int, width: int) -> No
                 Sdpa()(AttentionCall(q[:, first:end], k[:, :end], v[:, :end], Causal())), z[:, first:end]
             )
     assert torch.equal(attended(q.requires_grad_(), k, v, Sdpa(), True), z)
+
+
+@serves
+@pytest.mark.parametrize(("s", "h", "width"), [(9, 24, 24), (300, 24, 40), (130, 16, 8)])
+def test_attention_in_bf16_is_that_in_fp32_rounded(s: int, h: int, width: int) -> None:
+    q, k, v = (drawn(2, s, *of).bfloat16() for of in ((6, h), (2, h), (2, width)))
+    for causal in (True, False):
+        made = fused_loops.half_attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, causal, 0.3)
+        meant = fused_loops.attention(q.float(), k.float(), v.float(), causal, 0.3)
+        assert made is not None and meant is not None and torch.equal(made, meant.bfloat16())
 
 
 @serves

@@ -354,6 +354,18 @@ def test_a_bias_forgotten_is_seen() -> None:
     assert (logits - expected).abs().max() > 0.04 * expected.abs().max()
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_pass_without_gradients_unpacks_no_layer(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unpacked(self: QuantizedLinear, dtype: torch.dtype, rows: slice) -> Tensor:
+        raise AssertionError("unpacked")
+
+    model = quantize(gf.preset(f"{family}@1m+layers=1+vocab_size=100").build(seed=0), "int4")
+    for kind in (Int8Linear, Int4Linear):
+        monkeypatch.setattr(kind, "unpacked", unpacked)
+    with torch.no_grad():
+        assert model(torch.arange(9)[None]).isfinite().all()
+
+
 def test_a_tied_embedding_stays() -> None:
     model = loud(gf.preset("gpt2@1m+vocab_size=100"))
     before = model.embedding.weight.clone()

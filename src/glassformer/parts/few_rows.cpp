@@ -36,6 +36,7 @@ namespace few_rows {
 constexpr int64_t GROUP = 32;  // values that share a step of x, and a scale and a middle of a 4-bit matrix
 constexpr int64_t BLOCK = 16;  // rows of a matrix that lie together
 constexpr int64_t ROWS = 64;   // of x that meet a block of the matrix while it is in the cache
+constexpr int64_t TILE = WITH_512 ? 12 : 6;  // of x that meet registers of the matrix, of many
 constexpr int64_t AHEAD_4 = 2048, AHEAD_8 = 2048;  // bytes: asked for so early, memory gives twice as many a second
 constexpr float MOST = 127 * 256;
 constexpr float LEAST = 0x1p-80f;  // a group whose largest value is below is rounded as if this were the largest
@@ -91,8 +92,11 @@ inline int32_t sum(__m256i a) {
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 
-// Rows of x: x ~ step_g q, q = 256 high + low; total_g is the sum of the values, offset_g 8 times that of q. Either q is
-// kept, of each four columns in the order 0, 2, 1, 3, or its halves are.
+// How rows of x are kept: as the halves of q, or as q, of each four columns in the order 0, 2, 1, 3: one row after the
+// other, or TILE rows together, two columns of each and then the next two.
+enum class Form { HALVES, ROWS, TILES };
+
+// Rows of x: x ~ step_g q, q = 256 high + low; total_g is the sum of the values, offset_g 8 times that of q.
 struct Rounded {
     int64_t rows, inner, groups;
     std::unique_ptr<int16_t[]> q;
@@ -100,21 +104,29 @@ struct Rounded {
     std::unique_ptr<float[]> step, total;
     std::unique_ptr<int32_t[]> offset;
 
-    Rounded(int64_t rows, int64_t inner, bool halves)
-        : rows(rows), inner(inner), groups(inner / GROUP),
-          q(halves ? nullptr : new int16_t[rows * inner]),
-          high(halves ? new int8_t[rows * inner] : nullptr),
-          low(halves ? new int8_t[rows * inner] : nullptr),
-          step(new float[rows * groups]), total(new float[rows * groups]), offset(new int32_t[rows * groups]) {}
-
-    Rounded(const uint16_t* x, int64_t rows, int64_t inner, bool halves) : Rounded(rows, inner, halves) {
-#pragma omp parallel for schedule(static) if (rows > 8)
-        for (int64_t row = 0; row < rows; ++row)
-            for (int64_t g = row * groups; g < (row + 1) * groups; ++g) round(x + GROUP * g, g, halves);
+    Rounded(int64_t rows, int64_t inner, Form form)
+        : rows(rows), inner(inner), groups(inner / GROUP) {
+        const int64_t room = (rows + TILE - 1) / TILE * TILE;
+        if (form == Form::HALVES) high.reset(new int8_t[rows * inner]), low.reset(new int8_t[rows * inner]);
+        else q.reset(new int16_t[room * inner]);
+        step.reset(new float[room * groups]), total.reset(new float[room * groups]);
+        offset.reset(new int32_t[rows * groups]);
     }
 
+    Rounded(const uint16_t* x, int64_t rows, int64_t inner, Form form) : Rounded(rows, inner, form) {
+#pragma omp parallel for schedule(static) if (rows > 8)
+        for (int64_t row = 0; row < rows; ++row)
+            for (int64_t g = 0; g < groups; ++g) round(x + row * inner + GROUP * g, row, g, form);
+    }
+
+    // Of the first of some rows in a tile: the place of its first two columns, and of its steps and totals.
+    const int16_t* in_tile(int64_t row) const { return q.get() + row / TILE * TILE * inner + row % TILE * 2; }
+    int64_t of_tile(int64_t row) const { return row / TILE * TILE * groups + row % TILE; }
+
     template <typename X>
-    void round(const X* x, int64_t g, bool halves) {
+    void round(const X* x, int64_t row, int64_t group, Form form) {
+        const bool tiles = form == Form::TILES;
+        const int64_t g = row * groups + group, at = tiles ? of_tile(row) + group * TILE : g;
         const __m256 sign = _mm256_set1_ps(-0.0f);
         __m256 part[4], most = _mm256_setzero_ps();
         for (int k = 0; k < 4; ++k) {
@@ -128,21 +140,24 @@ struct Rounded {
         for (int k = 0; k < 4; ++k) whole[k] = _mm256_cvtps_epi32(_mm256_mul_ps(part[k], over));
         const __m256i first = in_order(_mm256_packs_epi32(whole[0], whole[1]));
         const __m256i second = in_order(_mm256_packs_epi32(whole[2], whole[3]));
-        if (halves) {
+        const __m256i one = _mm256_set1_epi16(1);
+        if (form == Form::HALVES) {
             const __m256i a = upper(first), b = upper(second), least = _mm256_set1_epi16(255);
             const __m256i c = _mm256_and_si256(first, least), d = _mm256_and_si256(second, least);
             _mm256_storeu_si256((__m256i*)(high.get() + GROUP * g), in_order(_mm256_packs_epi16(a, b)));
             _mm256_storeu_si256((__m256i*)(low.get() + GROUP * g), in_order(_mm256_packus_epi16(c, d)));
+            offset[g] = 8 * sum(_mm256_add_epi32(_mm256_madd_epi16(first, one), _mm256_madd_epi16(second, one)));
         } else {
 #if !WITH_NEON
-            _mm256_storeu_si256((__m256i*)(q.get() + GROUP * g), even_first(first));
-            _mm256_storeu_si256((__m256i*)(q.get() + GROUP * g + 16), even_first(second));
+            int16_t some[GROUP], *to = tiles ? const_cast<int16_t*>(in_tile(row)) + GROUP * TILE * group : q.get() + GROUP * g;
+            int16_t* in_row = tiles ? some : to;
+            _mm256_storeu_si256((__m256i*)in_row, even_first(first));
+            _mm256_storeu_si256((__m256i*)(in_row + 16), even_first(second));
+            for (int64_t k = 0; tiles && k < GROUP; k += 2) std::memcpy(to + k * TILE, some + k, 4);
 #endif
         }
-        const __m256i one = _mm256_set1_epi16(1);
-        offset[g] = 8 * sum(_mm256_add_epi32(_mm256_madd_epi16(first, one), _mm256_madd_epi16(second, one)));
-        total[g] = sums;
-        step[g] = end / MOST + 0 * sums;  // of what is no number, none
+        total[at] = sums;
+        step[at] = end / MOST + 0 * sums;  // of what is no number, none
     }
 
 #if !WITH_NEON
@@ -386,6 +401,8 @@ inline Reals lower_16(Wide a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 
 inline Reals upper_16(Wide a) {
     return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(0xffff0000)));
 }
+inline Reals as_reals(Wide a) { return _mm512_castsi512_ps(a); }
+inline void put(float* y, Reals a) { _mm512_storeu_ps(y, a); }
 inline __m256 eight(Reals a, int64_t half) {
     const __m512i both = _mm512_castps_si512(a);
     return _mm256_castsi256_ps(half ? upper_half(both) : _mm512_castsi512_si256(both));
@@ -407,6 +424,8 @@ inline Reals lower_16(Wide a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a, 
 inline Reals upper_16(Wide a) {
     return _mm256_castsi256_ps(_mm256_and_si256(a, _mm256_set1_epi32(0xffff0000)));
 }
+inline Reals as_reals(Wide a) { return _mm256_castsi256_ps(a); }
+inline void put(float* y, Reals a) { _mm256_storeu_ps(y, a); }
 inline __m256 eight(Reals a, int64_t) { return a; }
 #endif
 constexpr int64_t LANES = sizeof(Wide) / 4, PARTS = BLOCK / LANES;
@@ -477,7 +496,6 @@ inline void block_of_8_bits(
 // Tiles: N rows of x with two registers of rows of the matrix, which are widened to 16 bits once for many rows. The
 // same sums as those of blocks, in the same order.
 constexpr int64_t SIDE = 2 * LANES;  // rows of the matrix in a tile
-constexpr int TILE = 6;
 
 // Rows first .. first + SIDE of a 4-bit matrix, less 8, as (inner/2, SIDE, 2), of each four columns in the order 0, 2,
 // 1, 3; zeros for rows that it lacks.
@@ -509,25 +527,25 @@ inline void widened_of_8_bits(const int8_t* packed, int64_t first, int64_t o, in
         }
 }
 
-// N rows of x from `row` on with `filled` rows of the matrix, whose first scales are `scales`.
+// N rows of x from `row` on, all in a tile, with `filled` rows of the matrix, whose first scales are `scales`.
 template <int BITS, int N, typename Y>
 inline void tile(
     const Rounded& in, int64_t row, const int16_t* w, const uint16_t* scales, Y* y, int64_t out, int64_t filled
 ) {
     const int64_t known = filled / LANES, next = LANES == BLOCK ? 2 * BLOCK * in.groups : 2 * LANES;  // of 4 bits
-    Reals sums[N][2];
-    for (int n = 0; n < N; ++n) sums[n][0] = sums[n][1] = zeros();
-    const int16_t* x = in.q.get() + row * in.inner;
-    for (int64_t g = 0; g < in.groups; ++g, x += GROUP) {
+    const int16_t* x = in.in_tile(row);
+    const float *steps = in.step.get() + in.of_tile(row), *totals = in.total.get() + in.of_tile(row);
+    alignas(64) float sums[N][2][LANES] = {};  // in memory: the registers are full
+    for (int64_t g = 0; g < in.groups; ++g, x += GROUP * TILE, steps += TILE, totals += TILE) {
         Wide dots[N][2];
-#pragma GCC unroll 6
+#pragma GCC unroll 12
         for (int n = 0; n < N; ++n) dots[n][0] = dots[n][1] = nothing();
 #pragma GCC unroll 16
         for (int64_t k = 0; k < GROUP; k += 2, w += 2 * SIDE) {
             const Wide one = wide(w), other = wide(w + 2 * LANES);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
             for (int n = 0; n < N; ++n) {
-                const Wide two = pair(x + n * in.inner + k);
+                const Wide two = pair(x + k * TILE + 2 * n);
                 dots[n][0] = add_pairs(dots[n][0], one, two);
                 dots[n][1] = add_pairs(dots[n][1], other, two);
             }
@@ -536,22 +554,23 @@ inline void tile(
         for (int64_t part = 0; part < 2; ++part) {
             const Wide both = BITS == 4 && part < known ? wide(scales + 2 * BLOCK * g + next * part) : nothing();
             const Reals s = lower_16(both), z = upper_16(both);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
             for (int n = 0; n < N; ++n) {
-                const int64_t at = (row + n) * in.groups + g;
-                const Reals dot = reals(dots[n][part]), step = every(in.step[at]);
+                const Reals dot = reals(dots[n][part]), step = every(steps[n]), before = as_reals(wide(sums[n][part]));
                 if constexpr (BITS == 4)
-                    sums[n][part] = fused(s, times(dot, step), fused(z, every(in.total[at]), sums[n][part]));
+                    put(sums[n][part], fused(s, times(dot, step), fused(z, every(totals[n]), before)));
                 else
-                    sums[n][part] = fused(dot, step, sums[n][part]);
+                    put(sums[n][part], fused(dot, step, before));
             }
         }
     }
     for (int n = 0; n < N; ++n)
         for (int64_t part = 0; part < known; ++part)
-            store_all(y + (row + n) * out + LANES * part, sums[n][part], BITS == 8 ? scales + LANES * part : nullptr);
+            store_all(y + (row + n) * out + LANES * part, as_reals(wide(sums[n][part])),
+                      BITS == 8 ? scales + LANES * part : nullptr);
 }
 
+// The rows from `first` up to `end`, all in a tile.
 template <int BITS, int N = TILE, typename Y>
 inline void tiles(
     const Rounded& in, int64_t first, int64_t end, const int16_t* w, const uint16_t* scales, Y* y, int64_t out,
@@ -559,11 +578,15 @@ inline void tiles(
 ) {
     for (; first + N <= end; first += N) tile<BITS, N>(in, first, w, scales, y, out, filled);
     if constexpr (N > 1)
-        if (first < end) tiles<BITS, N - 1>(in, first, end, w, scales, y, out, filled);
+        if (first < end) tiles<BITS, N == 12 ? 8 : N == 6 ? 4 : N / 2>(in, first, end, w, scales, y, out, filled);
 }
 #endif
 
-constexpr int64_t TOGETHER = 192;  // rows of x that meet a widened piece of the matrix before the next one does
+struct alignas(64) Line {  // of the cache
+    int16_t of[32];
+};
+
+constexpr int64_t AT_ONCE = 128;  // rows of the matrix that are widened before the rows of x meet them
 
 // How a product with a matrix of BITS bits is divided: into units of its rows, which any thread may compute.
 template <int BITS>
@@ -572,34 +595,52 @@ struct Matrix {
     const uint16_t* scales;
     int64_t inner, out;
     // Rows of x from which on the matrix is widened for tiles.
-    static constexpr int64_t MANY = WITH_NEON ? INT64_MAX : BITS == 8 ? 16 : WITH_512 ? 64 : 32;
+    static constexpr int64_t MANY = WITH_NEON ? INT64_MAX : BITS == 8 ? (WITH_512 ? 20 : 32) : WITH_512 ? 24 : 16;
 
-    static bool halves(int64_t rows) { return rows < MANY && (BITS == 4 || HALVES_8); }
+    static Form form(int64_t rows) {
+        return rows >= MANY ? Form::TILES : BITS == 4 || HALVES_8 ? Form::HALVES : Form::ROWS;
+    }
 #if WITH_NEON
     static int64_t unit(int64_t) { return BLOCK; }
 #else
     static int64_t unit(int64_t rows) { return rows < MANY ? BLOCK : SIDE; }
 #endif
     static int64_t units(int64_t rows, int64_t out) { return (out + unit(rows) - 1) / unit(rows); }
-    static int64_t together(int64_t rows) { return rows < MANY ? ROWS : TOGETHER; }
-    static int64_t room(int64_t rows, int64_t inner) { return rows < MANY ? 0 : unit(rows) * inner; }
+    static int64_t room(int64_t rows, int64_t inner) { return rows < MANY ? 0 : AT_ONCE * inner / 32; }
 
-    // Rows first .. end-1 of x with one unit; `width` is that of y, `room` numbers at `wide` are there to be used.
+    // The rows of x from `from` up to `to` with units first .. end-1; `width` is that of y, and `room` lines at `lines`
+    // are there to be used.
     template <typename Y>
-    void product(const Rounded& in, int64_t first, int64_t end, int64_t at, Y* y, int64_t width, int16_t* wide) const {
-        const int64_t row = at * unit(in.rows);
-        const uint16_t* s = scales + (BITS == 4 ? 2 * in.groups : 1) * row;
-        y += row;
+    void product(
+        const Rounded& in, int64_t from, int64_t to, int64_t first, int64_t end, Y* y, int64_t width, Line* lines
+    ) const {
+        const int64_t of_row = BITS == 4 ? 2 * in.groups : 1;
+        int16_t* wide = lines->of;
 #if !WITH_NEON
-        if (in.rows >= MANY) {
-            if constexpr (BITS == 4) widened_of_4_bits((const uint8_t*)packed, row, out, inner, wide);
-            else widened_of_8_bits((const int8_t*)packed, row, out, inner, wide);
-            return tiles<BITS>(in, first, end, wide, s, y, width, std::min(SIDE, out - row));
+        for (; in.rows >= MANY && first < end; first += AT_ONCE / SIDE) {
+            const int64_t last = std::min(end, first + AT_ONCE / SIDE);
+            for (int64_t at = first; at < last; ++at) {
+                int16_t* made = wide + (at - first) * SIDE * inner;
+                if constexpr (BITS == 4) widened_of_4_bits((const uint8_t*)packed, at * SIDE, out, inner, made);
+                else widened_of_8_bits((const int8_t*)packed, at * SIDE, out, inner, made);
+            }
+            for (int64_t row = from, next; row < to; row = next) {
+                next = std::min((row / TILE + 1) * TILE, to);
+                for (int64_t at = first, of = at * SIDE; at < last; ++at, of += SIDE)
+                    tiles<BITS>(in, row, next, wide + (at - first) * SIDE * inner, scales + of_row * of, y + of, width,
+                                std::min(SIDE, out - of));
+            }
         }
 #endif
-        const uint8_t* w = (const uint8_t*)packed + row * inner * BITS / 8;
-        for (; first + 4 <= end; first += 4) block<4>(in, first, w, s, y, width);
-        for (; first < end; ++first) block<1>(in, first, w, s, y, width);
+        for (int64_t some = from; some < to; some += ROWS)
+            for (int64_t at = first; at < end; ++at) {
+                const int64_t last = std::min(some + ROWS, to);
+                const uint8_t* w = (const uint8_t*)packed + at * BLOCK * inner * BITS / 8;
+                const uint16_t* s = scales + of_row * BLOCK * at;
+                int64_t row = some;
+                for (; row + 4 <= last; row += 4) block<4>(in, row, w, s, y + BLOCK * at, width);
+                for (; row < last; ++row) block<1>(in, row, w, s, y + BLOCK * at, width);
+            }
     }
 
     template <int N, typename Y>
@@ -617,14 +658,13 @@ inline void of_bits(
 ) {
     using Kind = Matrix<BITS>;
     const Kind matrix{packed, scales, inner, out};
-    const Rounded in(x, rows, inner, Kind::halves(rows));
-    const int64_t threads = omp_get_max_threads(), room = Kind::room(rows, inner);
-    std::unique_ptr<int16_t[]> wide(new int16_t[threads * room]);
-    for (int64_t first = 0; first < rows; first += Kind::together(rows)) {
-        const int64_t end = std::min(first + Kind::together(rows), rows);
-#pragma omp parallel for schedule(static) num_threads(threads)
-        for (int64_t at = 0; at < Kind::units(rows, out); ++at)
-            matrix.product(in, first, end, at, y, out, wide.get() + omp_get_thread_num() * room);
+    const Rounded in(x, rows, inner, Kind::form(rows));
+    const int64_t threads = omp_get_max_threads(), room = Kind::room(rows, inner), units = Kind::units(rows, out);
+    const std::unique_ptr<Line[]> lines(new Line[threads * room]);
+#pragma omp parallel num_threads(threads)
+    {
+        const int64_t me = omp_get_thread_num(), of = omp_get_num_threads();
+        matrix.product(in, 0, rows, units * me / of, units * (me + 1) / of, y, out, lines.get() + me * room);
     }
 }
 

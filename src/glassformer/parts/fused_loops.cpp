@@ -1,6 +1,7 @@
 // Loops of a training step in fp32, each in one pass over memory: the gating of SwiGLU, GELU, the RMS norm, the rotation of pairs
-// and softmax attention, with their gradients. `fused_loops.py` has the definitions. Every number is computed by one thread in
-// one order, so that the bits depend neither on the number of threads nor on the other rows.
+// and softmax attention, with their gradients. Prompts have some of them in bf16, computed in fp32. `fused_loops.py` has the
+// definitions. Every number is computed by one thread in one order, so that the bits depend neither on the number of threads nor
+// on the other rows.
 
 #define INCLUDED
 #include "few_rows.cpp"
@@ -114,18 +115,47 @@ inline void in_pieces(int64_t count, F f) {
     for (int64_t k = 0; k < pieces; ++k) f(k * PIECE, std::min(count, (k + 1) * PIECE));
 }
 
-inline float product(const float* x, const float* y, int64_t count) {
+inline float value(float x) { return x; }
+inline float value(uint16_t x) { return few_rows::number(&x); }
+inline void put(float& y, float x) { y = x; }
+inline void put(uint16_t& y, float x) {  // as `few_rows::to_bf16` rounds
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    y = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+template <typename X>
+inline float product(const X* x, const X* y, int64_t count) {
     __m256 sums = _mm256_setzero_ps();
     int64_t i = 0;
     for (; i + 8 <= count; i += 8) sums = _mm256_fmadd_ps(load(x + i), load(y + i), sums);
     float total = sum(sums);
-    for (; i < count; ++i) total += x[i] * y[i];
+    for (; i < count; ++i) total += value(x[i]) * value(y[i]);
     return total;
 }
 
+inline Wide wide(const uint16_t* x) {
+#if WITH_512
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
+#else
+    return {load(x), load(x + 8)};
+#endif
+}
+inline Wide wide(const uint16_t* x, int64_t count) {
+    uint16_t some[WIDE] = {};
+    std::memcpy(some, x, 2 * count);
+    return wide(some);
+}
+inline void put(uint16_t* y, Wide x) { store(y, half(x, false)), store(y + 8, half(x, true)); }
+inline void put(uint16_t* y, Wide x, int64_t count) {
+    uint16_t some[WIDE];
+    put(some, x);
+    std::memcpy(y, some, 2 * count);
+}
+
 // y[0], y[1] .. = F(x[0], x[1] ..) of the numbers first .. last-1; F takes and gives vectors, and may give more.
-template <auto F, size_t N, size_t M>
-inline void piece(int64_t first, int64_t last, const float* const (&x)[N], float* const (&y)[M]) {
+template <auto F, typename X, size_t N, size_t M>
+inline void piece(int64_t first, int64_t last, const X* const (&x)[N], X* const (&y)[M]) {
     Wide given[N], made[3];
     int64_t i = first;
     for (; i + WIDE <= last; i += WIDE) {
@@ -140,8 +170,8 @@ inline void piece(int64_t first, int64_t last, const float* const (&x)[N], float
 }
 
 // The same of `count` numbers, divided among threads.
-template <auto F, size_t N, size_t M>
-inline void each(int64_t count, const float* const (&x)[N], float* const (&y)[M]) {
+template <auto F, typename X, size_t N, size_t M>
+inline void each(int64_t count, const X* const (&x)[N], X* const (&y)[M]) {
     in_pieces(count, [=](int64_t first, int64_t last) { piece<F>(first, last, x, y); });
 }
 
@@ -257,9 +287,10 @@ inline void gate_back(const Wide* x, Wide* y) {
 // RMS norm
 
 // y (d) = x rate w; returns rate = 1 / sqrt(mean(x^2) + eps).
-inline float norm(const float* x, const float* w, float* y, int64_t d, float eps) {
+template <typename X>
+inline float norm(const X* x, const float* w, X* y, int64_t d, float eps) {
     const float rate = 1 / std::sqrt(product(x, x, d) / d + eps);
-    for (int64_t j = 0; j < d; ++j) y[j] = x[j] * rate * w[j];
+    for (int64_t j = 0; j < d; ++j) put(y[j], value(x[j]) * rate * w[j]);
     return rate;
 }
 
@@ -284,14 +315,15 @@ inline void norm_back(
 // Rotation
 
 // y (r) = x cos + (x with the numbers of each pair exchanged) sin; h - r numbers after them stay. y may be x.
+template <typename X>
 inline void turn(
-    const float* x, const float* cosine, const float* sine, float* y, int64_t r, int64_t h, bool near, float sign
+    const X* x, const float* cosine, const float* sine, X* y, int64_t r, int64_t h, bool near, float sign
 ) {
     const int64_t pairs = r / 2;
     const auto pair = [=](int64_t i, int64_t j) {
-        const float a = x[i], b = x[j];
-        y[i] = a * cosine[i] + b * (sign * sine[i]);
-        y[j] = b * cosine[j] + a * (sign * sine[j]);
+        const float a = value(x[i]), b = value(x[j]);
+        put(y[i], a * cosine[i] + b * (sign * sine[i]));
+        put(y[j], b * cosine[j] + a * (sign * sine[j]));
     };
     if (near) {
 #pragma GCC ivdep
@@ -335,12 +367,14 @@ constexpr int64_t GROUP = 4;    // rows of scores at a time, for the processor t
 constexpr int64_t NEAR = 512;   // rows of a matrix that are read where they are; more are copied next to each other
 constexpr int64_t PIECES = 4, LEAST = 256;  // of a head, of queries: for threads that would wait for others
 
-struct View {  // number i of token t of head n of row b: at[b * row + t * token + n * head + i]
-    float* at;
+template <typename X>
+struct ViewOf {  // number i of token t of head n of row b: at[b * row + t * token + n * head + i]
+    X* at;
     int64_t row, token, head;
-    float* of(int64_t b, int64_t n) const { return at + b * row + n * head; }
-    View from(int64_t b) const { return {at + b * row, row, token, head}; }
+    X* of(int64_t b, int64_t n) const { return at + b * row + n * head; }
+    ViewOf from(int64_t b) const { return {at + b * row, row, token, head}; }
 };
+using View = ViewOf<float>;
 
 struct alignas(64) Line {  // of the cache
     float of[WIDE];
@@ -434,18 +468,21 @@ INLINE void tiles(
 }
 
 // x (t, h) in panels: where it is, or in `room`, filled up with zeros.
-inline Panels by_columns(const float* x, int64_t token, int64_t t, int64_t h, float* room) {
-    if (h % WIDE == 0 && t <= NEAR) return {x, token, WIDE};
+template <typename X>
+inline Panels by_columns(const X* x, int64_t token, int64_t t, int64_t h, float* room) {
+    if constexpr (std::is_same_v<X, float>)
+        if (h % WIDE == 0 && t <= NEAR) return {x, token, WIDE};
     for (int64_t first = 0; first < h; first += WIDE)
         for (int64_t j = 0; j < t; ++j) {
-            const float* from = x + j * token + first;
+            const X* from = x + j * token + first;
             put(room + (first / WIDE * t + j) * WIDE, first + WIDE <= h ? wide(from) : wide(from, h - first));
         }
     return {room, WIDE, t * WIDE};
 }
 
 // Rows of x (t, h) in panels (h, 16) of 16 rows, filled up with zeros.
-inline void by_rows(const float* x, int64_t token, int64_t t, int64_t h, float* y) {
+template <typename X>
+inline void by_rows(const X* x, int64_t token, int64_t t, int64_t h, float* y) {
     for (int64_t first = 0; first < t; first += WIDE, y += h * WIDE) {
         const int64_t some = std::min(WIDE, t - first);
         int64_t i = 0;
@@ -457,7 +494,7 @@ inline void by_rows(const float* x, int64_t token, int64_t t, int64_t h, float* 
                 for (int64_t k = 0; k < 8; ++k) store(y + (i + k) * WIDE + half, rows[k]);
             }
         for (; i < h; ++i)
-            for (int64_t j = 0; j < WIDE; ++j) y[i * WIDE + j] = j < some ? x[(first + j) * token + i] : 0;
+            for (int64_t j = 0; j < WIDE; ++j) y[i * WIDE + j] = j < some ? value(x[(first + j) * token + i]) : 0;
     }
 }
 
@@ -472,7 +509,7 @@ struct Attention {
     int64_t wide_v() const { return up_to(v, WIDE); }
     // Keys that rows up to `row` see.
     int64_t seen(int64_t row) const { return causal ? std::min(t, row + 1 + t - s) : t; }
-    int64_t forward_room() const { return keys() * (wide_k() + wide_v()) + BLOCK * line(); }
+    int64_t forward_room() const { return keys() * (wide_k() + wide_v()) + BLOCK * (wide_k() + wide_v() + line()); }
     int64_t backward_room() const {
         return keys() * (2 * wide_k() + wide_v()) + BLOCK * (wide_k() + wide_v() + 2 * line());
     }
@@ -541,22 +578,35 @@ struct Attention {
     }
 
     // z of the queries from .. to-1 of a head.
+    template <typename X>
     void forward(
-        const float* q, int64_t token, const float* by_key, Panels by_value, float* z, int64_t z_token, float* log_z,
-        float* scores, int64_t from, int64_t to
+        const X* q, int64_t token, const float* by_key, Panels by_value, X* z, int64_t z_token, float* log_z, float* room,
+        int64_t from, int64_t to
     ) const {
+        float *wide_q = room, *wide_z = wide_q + BLOCK * wide_k(), *scores = wide_z + BLOCK * wide_v();
         for (int64_t first = from; first < to; first += BLOCK) {
             const int64_t last = std::min(to, first + BLOCK);
-            products(q, token, h, by_key, first, last, scores);
+            const float* query;  // of row 0, and z before its share
+            float* made;
+            int64_t step = token, made_step = z_token;
+            if constexpr (std::is_same_v<X, float>) {
+                query = q, made = z;
+            } else {
+                for (int64_t r = first; r < last; ++r)
+                    for (int64_t j = 0; j < h; ++j) wide_q[(r - first) * wide_k() + j] = value(q[r * token + j]);
+                step = wide_k(), query = wide_q - first * step;
+                made_step = wide_v(), made = wide_z - first * made_step;
+            }
+            products(query, step, h, by_key, first, last, scores);
             float shares[BLOCK];
             int64_t i = 0;
             for (; first + i + GROUP <= last; i += GROUP)
                 softmax<GROUP>(scores + i * line(), first + i, last, log_z + first + i, shares + i);
             for (; first + i < last; ++i) softmax<1>(scores + i * line(), first + i, last, log_z + first + i, shares + i);
-            mixed(scores, by_value, v, first, last, z, z_token);
+            mixed(scores, by_value, v, first, last, made, made_step);
             for (int64_t r = first; r < last; ++r) {
-                const float share = shares[r - first];
-                for (int64_t c = 0; c < v; ++c) z[r * z_token + c] *= share;
+                const float share = shares[r - first], *sums = made + r * made_step;
+                for (int64_t c = 0; c < v; ++c) put(z[r * z_token + c], sums[c] * share);
             }
         }
     }
@@ -606,6 +656,61 @@ struct Attention {
     }
 };
 
+// x and y (b, s, n, h) with the strides of b, s and n; tables (b or 1, s, r).
+template <typename X>
+inline void turned(
+    const X* x, const int64_t* x_strides, const float* cosine, const float* sine, int64_t of_row, X* y,
+    const int64_t* y_strides, const int64_t* sizes, int64_t r, int32_t near, float sign
+) {
+    const int64_t batch = sizes[0], s = sizes[1], n = sizes[2], h = sizes[3];
+    const ViewOf<const X> from{x, x_strides[0], x_strides[1], x_strides[2]};
+    const ViewOf<X> to{y, y_strides[0], y_strides[1], y_strides[2]};
+#pragma omp parallel for schedule(static) collapse(2) if (batch * s * n * h > FEW)
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t t = 0; t < s; ++t)
+            for (int64_t k = 0; k < n; ++k)
+                turn(from.of(b, k) + t * from.token, cosine + b * of_row + t * r, sine + b * of_row + t * r,
+                     to.of(b, k) + t * to.token, r, h, near, sign);
+}
+
+// Strides of b, s and n of each. 0; 1 without memory.
+template <typename X>
+inline int32_t attended(
+    const Attention* call, const ViewOf<X>* q, const ViewOf<X>* k, const ViewOf<X>* v, const ViewOf<X>* z, float* log_z
+) {
+    const Attention a = *call;
+    const int64_t threads = omp_get_max_threads(), room = a.forward_room(), heads = a.n / a.g;
+    try {
+        const std::unique_ptr<Line[]> rooms(new Line[threads * room / WIDE]);
+        const int64_t piece = up_to(std::max((a.s + PIECES - 1) / PIECES, LEAST), BLOCK);
+        const int64_t pieces = (a.s + piece - 1) / piece;
+#pragma omp parallel
+        {
+            float *by_key = rooms[omp_get_thread_num() * room / WIDE].of, *by_value = by_key + a.keys() * a.wide_k(),
+                  *scores = by_value + a.keys() * a.wide_v();
+            int64_t ready = -1;  // the head of k and v whose panels this thread has
+            Panels values{};
+#pragma omp for schedule(dynamic) collapse(4)
+            for (int64_t b = 0; b < a.batch; ++b)
+                for (int64_t head = 0; head < a.g; ++head)
+                    for (int64_t left = pieces; left > 0; --left)  // the longest first
+                        for (int64_t i = 0; i < heads; ++i) {
+                            const int64_t one = head * heads + i, from = (left - 1) * piece;
+                            if (ready != b * a.g + head) {
+                                by_rows(k->of(b, head), k->token, a.t, a.h, by_key);
+                                values = by_columns(v->of(b, head), v->token, a.t, a.v, by_value);
+                                ready = b * a.g + head;
+                            }
+                            a.forward(q->of(b, one), q->token, by_key, values, z->of(b, one), z->token,
+                                      log_z + (b * a.n + one) * a.s, scores, from, std::min(a.s, from + piece));
+                        }
+        }
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    return 0;
+}
+
 }  // namespace fused_loops
 
 #ifndef WITH_PRODUCTS
@@ -613,6 +718,10 @@ extern "C" {
 using namespace fused_loops;
 
 void swiglu(const float* gate, const float* up, float* y, int64_t count) {
+    each<fused_loops::gate<Silu>>(count, {gate, up}, {y});
+}
+
+void swiglu_of_16_bits(const uint16_t* gate, const uint16_t* up, uint16_t* y, int64_t count) {
     each<fused_loops::gate<Silu>>(count, {gate, up}, {y});
 }
 
@@ -631,6 +740,11 @@ void gelu_tanh_back(const float* grad, const float* x, float* grad_x, int64_t co
 void rms_norm(const float* x, const float* w, float* y, float* rates, int64_t rows, int64_t d, float eps) {
 #pragma omp parallel for schedule(static) if (rows * d > FEW)
     for (int64_t r = 0; r < rows; ++r) rates[r] = norm(x + r * d, w, y + r * d, d, eps);
+}
+
+void rms_norm_of_16_bits(const uint16_t* x, const float* w, uint16_t* y, int64_t rows, int64_t d, float eps) {
+#pragma omp parallel for schedule(static) if (rows * d > FEW)
+    for (int64_t r = 0; r < rows; ++r) norm(x + r * d, w, y + r * d, d, eps);
 }
 
 // `parts` (blocks of 64 rows, d): room for the gradients of w of each.
@@ -664,57 +778,29 @@ int32_t cross_entropy(float* logits, const int64_t* targets, float* losses, int6
     return wrong;
 }
 
-// x and y (b, s, n, h) with the strides of b, s and n; tables (b or 1, s, r).
 void turn_pairs(
     const float* x, const int64_t* x_strides, const float* cosine, const float* sine, int64_t of_row, float* y,
     const int64_t* y_strides, const int64_t* sizes, int64_t r, int32_t near, float sign
 ) {
-    const int64_t batch = sizes[0], s = sizes[1], n = sizes[2], h = sizes[3];
-    const View from{const_cast<float*>(x), x_strides[0], x_strides[1], x_strides[2]};
-    const View to{y, y_strides[0], y_strides[1], y_strides[2]};
-#pragma omp parallel for schedule(static) collapse(2) if (batch * s * n * h > FEW)
-    for (int64_t b = 0; b < batch; ++b)
-        for (int64_t t = 0; t < s; ++t)
-            for (int64_t k = 0; k < n; ++k)
-                turn(from.of(b, k) + t * from.token, cosine + b * of_row + t * r, sine + b * of_row + t * r,
-                     to.of(b, k) + t * to.token, r, h, near, sign);
+    turned(x, x_strides, cosine, sine, of_row, y, y_strides, sizes, r, near, sign);
 }
 
-// Strides of b, s and n of each. 0; 1 without memory.
-int32_t attend(
-    const Attention* call, const View* q, const View* k, const View* v, const View* z, float* log_z
+void turn_pairs_of_16_bits(
+    const uint16_t* x, const int64_t* x_strides, const float* cosine, const float* sine, int64_t of_row, uint16_t* y,
+    const int64_t* y_strides, const int64_t* sizes, int64_t r, int32_t near, float sign
 ) {
-    const Attention a = *call;
-    const int64_t threads = omp_get_max_threads(), room = a.forward_room(), heads = a.n / a.g;
-    try {
-        const std::unique_ptr<Line[]> rooms(new Line[threads * room / WIDE]);
-        const int64_t piece = up_to(std::max((a.s + PIECES - 1) / PIECES, LEAST), BLOCK);
-        const int64_t pieces = (a.s + piece - 1) / piece;
-#pragma omp parallel
-        {
-            float *by_key = rooms[omp_get_thread_num() * room / WIDE].of, *by_value = by_key + a.keys() * a.wide_k(),
-                  *scores = by_value + a.keys() * a.wide_v();
-            int64_t ready = -1;  // the head of k and v whose panels this thread has
-            Panels values{};
-#pragma omp for schedule(dynamic) collapse(4)
-            for (int64_t b = 0; b < a.batch; ++b)
-                for (int64_t head = 0; head < a.g; ++head)
-                    for (int64_t left = pieces; left > 0; --left)  // the longest first
-                        for (int64_t i = 0; i < heads; ++i) {
-                            const int64_t one = head * heads + i, from = (left - 1) * piece;
-                            if (ready != b * a.g + head) {
-                                by_rows(k->of(b, head), k->token, a.t, a.h, by_key);
-                                values = by_columns(v->of(b, head), v->token, a.t, a.v, by_value);
-                                ready = b * a.g + head;
-                            }
-                            a.forward(q->of(b, one), q->token, by_key, values, z->of(b, one), z->token,
-                                      log_z + (b * a.n + one) * a.s, scores, from, std::min(a.s, from + piece));
-                        }
-        }
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-    return 0;
+    turned(x, x_strides, cosine, sine, of_row, y, y_strides, sizes, r, near, sign);
+}
+
+int32_t attend(const Attention* call, const View* q, const View* k, const View* v, const View* z, float* log_z) {
+    return attended(call, q, k, v, z, log_z);
+}
+
+int32_t attend_of_16_bits(
+    const Attention* call, const ViewOf<uint16_t>* q, const ViewOf<uint16_t>* k, const ViewOf<uint16_t>* v,
+    const ViewOf<uint16_t>* z, float* log_z
+) {
+    return attended(call, q, k, v, z, log_z);
 }
 
 int32_t attend_back(

@@ -1,4 +1,5 @@
-"""Loops of a training step in fp32 on a CPU, each in one pass over memory, as `fused_loops.cpp` computes them.
+"""Loops of a training step in fp32 on a CPU, each in one pass over memory, as `fused_loops.cpp` computes them; without
+gradients, gating, RMS norm, rotation and attention in bf16 too.
 
 Operations of torch read and write whole tensors: the gradient of a gating is ten passes, each with a call. In a small
 model these passes take as long as the matmuls. Here each is one loop, built once for a machine in seconds:
@@ -70,25 +71,28 @@ def _library() -> Any:
     whole, real, at = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
     for function, arguments in {
         "swiglu": [at] * 3 + [whole],
+        "swiglu_of_16_bits": [at] * 3 + [whole],
         "swiglu_back": [at] * 5 + [whole],
         "gelu_tanh": [at] * 2 + [whole],
         "gelu_tanh_back": [at] * 3 + [whole],
         "rms_norm": [at] * 4 + [whole] * 2 + [real],
+        "rms_norm_of_16_bits": [at] * 3 + [whole] * 2 + [real],
         "rms_norm_back": [at] * 7 + [whole] * 2,
         "turn_pairs": [at] * 4 + [whole] + [at] * 3 + [whole, ctypes.c_int32, real],
+        "turn_pairs_of_16_bits": [at] * 4 + [whole] + [at] * 3 + [whole, ctypes.c_int32, real],
     }.items():
         call = getattr(found, function)
         call.argtypes, call.restype = arguments, None
     found.cross_entropy.argtypes = [at] * 3 + [whole] * 2 + [real]
-    for function in ("cross_entropy", "attend", "attend_back"):
+    for function in ("cross_entropy", "attend", "attend_of_16_bits", "attend_back"):
         getattr(found, function).restype = ctypes.c_int32
     return found
 
 
-def _serving(*tensors: Tensor) -> Any:
-    """Returns the C++ if it can compute with these tensors; None otherwise."""
+def _serving(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> Any:
+    """Returns the C++ if it can compute with these tensors of a dtype; None otherwise."""
     for x in tensors:
-        if x.dtype != torch.float32 or type(x) not in PLAIN or not x.is_cpu:
+        if x.dtype != dtype or type(x) not in PLAIN or not x.is_cpu:
             return None
     if traced():  # first: a compiler cannot trace the questions below
         return None
@@ -104,12 +108,17 @@ def serves(*tensors: Tensor) -> bool:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor | None:
-    """Returns silu(gate) up, of the shape of both."""
-    if gate.shape != up.shape or (found := _serving(gate, up)) is None:
+    """Returns silu(gate) up, of the shape of both, in fp32 or bf16."""
+    halves = gate.dtype == torch.bfloat16
+    if (
+        gate.shape != up.shape
+        or (found := _serving(gate, up, dtype=torch.bfloat16 if halves else torch.float32)) is None
+    ):
         return None
     gate, up = gate.contiguous(), up.contiguous()
     y = torch.empty_like(gate)
-    found.swiglu(gate.data_ptr(), up.data_ptr(), y.data_ptr(), y.numel())
+    call = found.swiglu_of_16_bits if halves else found.swiglu
+    call(gate.data_ptr(), up.data_ptr(), y.data_ptr(), y.numel())
     return y
 
 
@@ -156,6 +165,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | N
     return y, rate
 
 
+def half_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    """Returns the RMS norm of x (..., d) in bf16, weight (d,) in bf16 or fp32, without its rates."""
+    if weight.dim() != 1 or not x.shape[-1] or _serving(weight, dtype=weight.dtype) is None:
+        return None
+    if (found := _serving(x, dtype=torch.bfloat16)) is None:
+        return None
+    x, weight = x.contiguous(), weight.float().contiguous()
+    y, d = torch.empty_like(x), x.shape[-1]
+    found.rms_norm_of_16_bits(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // d, d, eps)
+    return y
+
+
 def rms_norm_grad(grad: Tensor, x: Tensor, weight: Tensor, rate: Tensor) -> tuple[Tensor, Tensor] | None:
     """Returns the gradients of x and of the weight, from that of the RMS norm of x with these rates."""
     if weight.dim() != 1 or not x.shape[-1] or (found := _serving(grad, x, weight, rate)) is None:
@@ -173,8 +194,11 @@ def rms_norm_grad(grad: Tensor, x: Tensor, weight: Tensor, rate: Tensor) -> tupl
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int, back: bool = False) -> Tensor | None:
     """Returns x (b, s, n, h) with its pairs rotated as by `naive_turn`, by the negative angles if `back`. The result is
-    laid out head by head, or token by token if `back`."""
-    if x.dim() != 4 or cos.shape[-3] != 1 or cos.shape[-4] != x.shape[1] or (found := _serving(x, cos, sin)) is None:
+    laid out head by head, or token by token if `back`. x is in fp32, or in bf16 with tables in fp32."""
+    if x.dim() != 4 or cos.shape[-3] != 1 or cos.shape[-4] != x.shape[1] or (found := _serving(cos, sin)) is None:
+        return None
+    halves = x.dtype == torch.bfloat16
+    if _serving(x, dtype=torch.bfloat16 if halves else torch.float32) is None:
         return None
     b, s, n, h = x.shape
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -182,7 +206,8 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, pair_axis: int, back: bool = False
     r = cos.shape[-1] * cos.shape[-2]
     of_row = s * r if cos.dim() == 5 and len(cos) == b and b > 1 else 0
     y = x.new_empty(b, s, n, h) if back else x.new_empty(b, n, s, h).transpose(1, 2)
-    found.turn_pairs(
+    call = found.turn_pairs_of_16_bits if halves else found.turn_pairs
+    call(
         x.data_ptr(), _numbers(x.stride()), cos.data_ptr(), sin.data_ptr(), of_row, y.data_ptr(), _numbers(y.stride()),
         _numbers(x.shape), r, pair_axis == -1, -1.0 if back else 1.0,
     )  # fmt: skip
@@ -215,17 +240,10 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        (b, s, n, h), (t, g), width = q.shape, k.shape[1:3], v.shape[-1]
         by_head = q.stride(1) < q.stride(2)  # z is laid out as q, as costs count it
-        z = q.new_empty(b, n, s, width).transpose(1, 2) if by_head else q.new_empty(b, s, n, width)
-        log_z = q.new_empty(b, n, s)
-        ctx.sizes = b, n, g, s, t, h, width, causal, scale
-        views = [view(x) for x in (q, k, v, z)]
-        if _library().attend(ctypes.byref(AttentionSizes(*ctx.sizes)), *map(ctypes.byref, views), _at(log_z)):
-            raise MemoryError("attention")
-        ctx.save_for_backward(q, k, v, z, log_z)
-        return z
+        made, ctx.sizes = _attended(_library().attend, q, k, v, causal, scale, by_head)
+        ctx.save_for_backward(*made)
+        return made[3]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -240,6 +258,22 @@ class _Attend(torch.autograd.Function):
         return (*made, None, None)
 
 
+def _attended(
+    attend: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, by_head: bool
+) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    """Returns (q, k, v, z, log_z), which the C++ function `attend` read and wrote, and the fields of
+    `AttentionSizes`."""
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    (b, s, n, h), (t, g), width = q.shape, k.shape[1:3], v.shape[-1]
+    z = q.new_empty(b, n, s, width).transpose(1, 2) if by_head else q.new_empty(b, s, n, width)
+    log_z = q.new_empty(b, n, s, dtype=torch.float32)
+    sizes = b, n, g, s, t, h, width, causal, scale
+    views = [view(x) for x in (q, k, v, z)]
+    if attend(ctypes.byref(AttentionSizes(*sizes)), *map(ctypes.byref, views), _at(log_z)):
+        raise MemoryError("attention")
+    return (q, k, v, z, log_z), sizes
+
+
 def attends(facts: CallFacts) -> bool:
     """Returns True if the C++ computes attention calls with these facts: full and causal ones."""
     here = facts.device == "cpu" and facts.dtype == torch.float32 and facts.t <= LONGEST
@@ -250,11 +284,21 @@ def attends(facts: CallFacts) -> bool:
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor | None:
     """Returns z (b, s, n, hv) of q (b, s, n, h), k (b, t, g, h) and v (b, t, g, hv), g dividing n, with a gradient.
     `causal`: query i sees the keys 0 .. t-s+i; otherwise all. Torch computes with more than LONGEST keys."""
-    if k.shape[1] > LONGEST or (causal and q.shape[1] > k.shape[1]) or not all(x.numel() for x in (q, k, v)):
-        return None
-    if _serving(q, k, v) is None:
+    if not _usual(q, k, v, causal) or _serving(q, k, v) is None:
         return None
     return _Attend.apply(q, k, v, causal, scale)
+
+
+def half_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor | None:
+    """Returns `attention` of tensors in bf16, computed in fp32 and rounded once, without a gradient."""
+    if not _usual(q, k, v, causal) or (found := _serving(q, k, v, dtype=torch.bfloat16)) is None:
+        return None
+    return _attended(found.attend_of_16_bits, q, k, v, causal, scale, by_head=False)[0][3]
+
+
+def _usual(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
+    few = k.shape[1] <= LONGEST and not (causal and q.shape[1] > k.shape[1])
+    return few and all(x.numel() for x in (q, k, v))
 
 
 def view(x: Tensor) -> _View:

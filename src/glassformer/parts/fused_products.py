@@ -325,7 +325,7 @@ def feed(
 ) -> Tensor | None:
     """Returns the output (..., d) of a feed-forward network of x (..., d): one of `ACTIVATIONS`, layers `before` its
     loop, two for a gating, and the layer `after` it. With a norm, returns x + network(norm(x))."""
-    layers, d, f = (*before, after), x.shape[-1], after.weight.shape[1]
+    layers, d, f = (*before, after), x.shape[-1], after.in_features
     rows = _before(norm, d)
     if rows is None or not _serve(network, x, layers, ((f, d),) * len(before) + ((d, f),)):
         return None

@@ -237,7 +237,7 @@ struct Step {
     int64_t from;                     // first row that is computed
     Rounded* in;
     std::vector<float>* scores;
-    int16_t* wide;  // of each thread, `room` numbers for the matrices of many rows
+    few_rows::Line* wide;  // of each thread, `room` lines for the matrices of many rows
     int64_t room;
 
     float* row(const Place& place, int64_t r) const {
@@ -294,7 +294,7 @@ struct Step {
 
     void round(const Instruction& op, int64_t me, int64_t of) const {
         const int64_t some = rows - from;
-        const bool halves = op.both ? few_rows::Matrix<4>::halves(some) : few_rows::Matrix<8>::halves(some);
+        const few_rows::Form form = op.both ? few_rows::Matrix<4>::form(some) : few_rows::Matrix<8>::form(some);
         if (me == 0) in->rows = some, in->inner = op.inner, in->groups = op.inner / few_rows::GROUP;
         const int64_t groups = op.inner / few_rows::GROUP;
         const Range mine = share_of_rows(groups, me, of);
@@ -303,7 +303,7 @@ struct Step {
             const float* x = row(op.a, k / groups) + first;
             float filled[few_rows::GROUP] = {};
             if (left < few_rows::GROUP) std::memcpy(filled, x, 4 * left), x = filled;
-            in->round(x, k, halves);
+            in->round(x, k / groups, k % groups, form);
         }
     }
 
@@ -332,12 +332,10 @@ struct Step {
     Range packed(const Instruction& op, int64_t me, int64_t of) const {
         using Kind = few_rows::Matrix<BITS>;
         const int64_t width = op.out.stride, out = (op.outer + few_rows::BLOCK - 1) / few_rows::BLOCK * few_rows::BLOCK;
-        const int64_t together = Kind::together(in->rows), unit = Kind::unit(in->rows);
+        const int64_t unit = Kind::unit(in->rows);
         const Kind matrix{op.weight, (const uint16_t*)op.scales, op.inner, out};
         const Range units = share(Kind::units(in->rows, out), me, of);
-        for (int64_t first = from; first < rows; first += together)
-            for (int64_t at = units.first; at < units.end; ++at)
-                matrix.product(*in, first, std::min(first + together, rows), at, row(op.out, 0), width, wide + me * room);
+        matrix.product(*in, from, rows, units.first, units.end, row(op.out, 0), width, wide + me * room);
         return {units.first * unit, std::min(units.end * unit, op.outer)};
     }
 
@@ -577,10 +575,10 @@ int32_t run_native_step(
         if (list[0].kind == native_step::EMBED && (tokens[r] < 0 || tokens[r] >= list[0].inner)) return 3;
     }
     try {
-        few_rows::Rounded in(rows, inner, true);
-        in.q.reset(new int16_t[rows * inner]);
+        few_rows::Rounded in(rows, inner, few_rows::Form::HALVES);
+        in.q.reset(new int16_t[(rows + few_rows::TILE - 1) / few_rows::TILE * few_rows::TILE * inner]);
         const int64_t room = std::max(few_rows::Matrix<4>::room(rows, inner), few_rows::Matrix<8>::room(rows, inner));
-        std::unique_ptr<int16_t[]> wide(new int16_t[threads * room]);
+        const std::unique_ptr<few_rows::Line[]> wide(new few_rows::Line[threads * room]);
         std::vector<std::vector<float>> scores(threads, std::vector<float>(native_step::MOST * (longest + 1)));
         const native_step::Step whole{
             values, caches, tables, lengths, tokens, rows, tokens_each, 0, &in, scores.data(), wide.get(), room};

@@ -5,6 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from glassformer.parts import fused_loops
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.kernel.banded import Banded
 from glassformer.parts.kernel.base import AttentionCall, CallFacts, HeadLayout, KeptTensors, Kernel, KernelConfig
@@ -30,8 +31,13 @@ class Auto(Kernel):
         dtype = call.q.dtype
         reading = dtype == torch.bfloat16 and not torch.is_grad_enabled()
         if reading and kernel.name != "direct" and slow_in_bf16(call.q.device.type):
+            facts = call.facts._replace(dtype=torch.float32)
+            kernel = self.fastest(facts)
+            if kernel.name == "sdpa" and fused_loops.attends(facts):
+                z = fused_loops.half_attention(call.q, call.k, call.v, call.visibility.causal, call.score_scale)
+                if z is not None:
+                    return z
             call = call.replace(q=call.q.float(), k=call.k.float(), v=call.v.float())
-            kernel = self.fastest(call.facts)
         return kernel.attend(call).to(dtype)
 
     def keeps(self, facts: CallFacts, visibility: Visibility, heads: HeadLayout) -> KeptTensors:

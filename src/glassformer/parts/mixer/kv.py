@@ -69,9 +69,11 @@ class Cells:
 
         While gradients are recorded, the gradients of the new vectors reach x as if storing had not rounded it, and the
         result is a copy, which later writes to the cache do not change."""
-        stored = self.upto(end, x.dtype)
         if not torch.is_grad_enabled():
-            return stored
+            finer = x.dtype != self.values.dtype == torch.promote_types(x.dtype, self.values.dtype)
+            whole = isinstance(slots, slice) and x.shape[1] == end
+            return x if finer and whole else self.upto(end, x.dtype)  # of x as it is, no copy
+        stored = self.upto(end, x.dtype)
         if isinstance(slots, slice):
             slots = torch.arange(slots.start, slots.stop, device=x.device)
         through = self.at(slots, x.dtype) + (x - x.detach())
@@ -93,11 +95,15 @@ def _at(cells: Tensor, slots: Tensor) -> Tensor:
 
 
 def _put(cells: Tensor, slots: slice | Tensor, x: Tensor) -> None:
-    if isinstance(slots, Tensor) and slots.dim() == 2:
+    if isinstance(slots, slice):
+        cells[:, :, slots] = x.transpose(1, 2)
+        return
+    x = x.to(cells.dtype)
+    if slots.dim() == 2:
         row = torch.arange(len(slots), device=slots.device)[:, None]
-        cells[row, :, slots] = x.to(cells.dtype)
+        cells[row, :, slots] = x
     else:
-        cells[:, :, slots] = x.transpose(1, 2).to(cells.dtype)
+        cells[:, :, slots] = x.transpose(1, 2)
 
 
 class KVState(State):

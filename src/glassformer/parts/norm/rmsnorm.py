@@ -81,7 +81,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
     """Returns the RMS norm of x as `naive_rms_norm`, in `dtype`, by default that of x; keeps x and one number per token
     for the backward pass."""
     if not torch.is_grad_enabled():
-        return _made(x, weight, eps, dtype or x.dtype)[0]
+        made = fused_loops.half_rms_norm(x, weight, eps) if dtype in (None, x.dtype) else None
+        return _made(x, weight, eps, dtype or x.dtype)[0] if made is None else made
     return _RMSNorm.apply(x, weight, eps, dtype or x.dtype)
 
 
