@@ -243,6 +243,8 @@ def test_torch_computes_what_it_watches(called: set[str]) -> None:
     assert count.get_total_flops() > 0 and not called
     model.double().loss(tokens[:, :-1], tokens[:, 1:]).backward()
     torch.func.vmap(lambda one: torch.as_tensor(fused_loops.swiglu(one, one) is None))(x)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        assert fused_loops.swiglu(x, x) is None
     q = x.clone().requires_grad_()
     Sdpa()(AttentionCall(q, q, q, Causal(), dropout=0.1))
     Sdpa()(AttentionCall(q, q, q, Causal(), index=(torch.arange(8), torch.arange(8))))

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import glassformer as gf
 from glassformer.machine import native
-from glassformer.parts import fused_products
+from glassformer.parts import fused_loops, fused_products
 from glassformer.parts.core.site import look_at
 from glassformer.parts.ffn import Glu, Mlp
 from glassformer.parts.forward_pass import Pass
@@ -188,7 +188,7 @@ def test_projections_are_their_definition(
 @serves
 @pytest.mark.parametrize("name", fused_products.ACTIVATIONS)
 def test_activations_at_their_edges(name: str) -> None:
-    """Zeros of both signs, subnormal, large and infinite numbers, and NaN, which stays where it is."""
+    """Zeros of both signs, subnormal, large and infinite numbers, and NaN, which stays NaN."""
     edges = torch.tensor([0.0, -0.0, 1e-40, -1e-40, 1e-20, 5.0, -5.0, 60.0, -60.0, 1e4, -1e4, torch.nan])
     network = Mlp(1, 1, name, bias=False)
     for one in network.parameters():
@@ -236,10 +236,18 @@ def test_subclasses_compute_as_they_say(called: dict[str, int]) -> None:
     for norm, network in ((RMSNorm(24), Louder(24, 50)), (Longer(24), Mlp(24, 50))):
         meant = x + network(norm(x))
         torch.testing.assert_close(Pre(norm, norm).feed(x, PartBranch(network, pass_)), meant)
+    for name in ("qkv", "output"):
+        patched: Any = Attention(24, 2)
+        plain = patched(x)
+        layer = getattr(patched, name)
+        layer.forward = lambda x, own=layer.forward: 2 * own(x)
+        assert not torch.allclose(patched(x), plain)
     mixer, norm = Later(24, 2), RMSNorm(24)
+    other = nn.LayerNorm(24)
+    torch.testing.assert_close(Pre(other).mix(x, PartBranch(mixer, pass_)), x + mixer(other(x)))
     torch.testing.assert_close(Pre(norm).mix(x, PartBranch(mixer, pass_)), x + mixer(norm(x)))
-    assert not called["mix"]
-    patched: Any = Mlp(24, 50)
+    assert called["mix"] == 2 * fused_loops.serves()
+    patched = Mlp(24, 50)
     patched.forward = lambda x, pass_=None: x
     assert torch.equal(Pre(RMSNorm(24), RMSNorm(24)).feed(x, PartBranch(patched, pass_)), x + RMSNorm(24)(x))
     for one, times in ((Attention(24, 2, position=Shorter(12)), (0.5, 1, 1)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from statistics import stdev
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,9 @@ from glassformer.model import Model
 from glassformer.runs.arm import company
 from glassformer.runs.measure import scatter
 from glassformer.runs.results import COMPANY, MachineRecord, Validation
-from glassformer.text import Batch, evaluation_windows
-from glassformer.training import evaluate, frequency_loss
+from glassformer.text import Batch, evaluation_windows, prepare
+from glassformer.training import Recipe, checkpoint, evaluate, frequency_loss, train
+from glassformer.training.callbacks import Callback
 from glassformer.training.evaluate import scored
 from glassformer.training.objectives import NextTokenConfig
 
@@ -75,3 +77,31 @@ def test_windows_that_training_has_read_are_not_read_again(monkeypatch: pytest.M
     assert read[3:] == [8, 4]
     other = replace(known, starts=known.starts | {3})  # of windows that are not among these
     assert evaluate(model, text, 16, how, max_tokens=16 * 16, known=other) == whole
+
+
+class Returns(Callback):
+    """Goes back to the checkpoint of step 5 at step 8, like a policy for spikes, when the time of the run is over."""
+
+    def evaluated(self, run: Any) -> None:
+        if run.step == 5:
+            run.save(wait=True)
+
+    def before_update(self, run: Any, moment: Any) -> None:
+        if moment.step == 8:
+            batch = run.step + run.shift
+            run.restore(checkpoint.latest(run.folder))
+            run.shift, run.seconds = batch + 1 - run.step, 300.0
+            run.went_back(moment.step)
+
+
+def test_a_run_that_went_back_has_no_sums_of_later_weights(tmp_path: Path):
+    (tmp_path / "text.txt").write_text("a small text about cats and trees\n" * 400)
+    text = prepare(tmp_path / "text.txt", "char", context=16, cache_dir=tmp_path)
+    config = gf.preset("llama@1m+layers=1+d_model=16+heads=2+context=16")
+    recipe = Recipe.of(
+        minutes=5.0, batch_size=4, context=16, threads=1, dtype="float32", compile=False, evaluation_tokens=64,
+        evaluate_every=5,
+    )  # fmt: skip
+    config = config.replace(vocab_size=text.tokenizer.vocab_size)
+    run = train(config, text, recipe, tmp_path / "run", callbacks=[Returns()])
+    assert run.steps == 5 and run.validation is not None and run.scored is None

@@ -25,6 +25,7 @@ from glassformer.dynamics.weights import named_matrices, spectra
 from glassformer.errors import Code
 from glassformer.model import Model
 from glassformer.naming import preset
+from glassformer.parts import fused_loops
 from glassformer.parts.region import compiled_regions, region
 from glassformer.text import Batch, Batches, TextData
 from glassformer.training import Callback, Interrupted, Report, Reporter, checkpoint, train
@@ -124,8 +125,11 @@ def test_watching_changes_nothing_where_regions_are_compiled(
 
 
 @pytest.mark.parametrize("name", ["llama@1m", "gpt2@1m"])
-def test_regions_run_eagerly_while_observed(marked_regions: list[str], name: str) -> None:
+def test_regions_run_eagerly_while_observed(
+    marked_regions: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The warning appears once for each capture or edit, whichever of the two contexts is the outer one."""
+    monkeypatch.setattr(fused_loops, "_library", lambda: None)  # its loops come before regions
     net = model(name).replace(vocab_size=11, context=CONTEXT).build(seed=0).eval()
     tokens = torch.arange(8)[None]
     with torch.no_grad():

@@ -116,17 +116,19 @@ struct Rounded {
     Rounded(const uint16_t* x, int64_t rows, int64_t inner, Form form) : Rounded(rows, inner, form) {
 #pragma omp parallel for schedule(static) if (rows > 8)
         for (int64_t row = 0; row < rows; ++row)
-            for (int64_t g = 0; g < groups; ++g) round(x + row * inner + GROUP * g, row, g, form);
+            for (int64_t g = 0; g < groups; ++g) round(x + row * inner + GROUP * g, row, g, groups, form);
     }
 
     // Of the first of some rows in a tile: the place of its first two columns, and of its steps and totals.
-    const int16_t* in_tile(int64_t row) const { return q.get() + row / TILE * TILE * inner + row % TILE * 2; }
-    int64_t of_tile(int64_t row) const { return row / TILE * TILE * groups + row % TILE; }
+    const int16_t* in_tile(int64_t row) const { return q.get() + at_tile(row, groups) * GROUP + row % TILE * 2; }
+    int64_t of_tile(int64_t row) const { return at_tile(row, groups) + row % TILE; }
+    static int64_t at_tile(int64_t row, int64_t groups) { return row / TILE * TILE * groups; }
 
+    // `groups` of a row is given, because a thread of a step may come here before another has set ours.
     template <typename X>
-    void round(const X* x, int64_t row, int64_t group, Form form) {
+    void round(const X* x, int64_t row, int64_t group, int64_t groups, Form form) {
         const bool tiles = form == Form::TILES;
-        const int64_t g = row * groups + group, at = tiles ? of_tile(row) + group * TILE : g;
+        const int64_t g = row * groups + group, tile = at_tile(row, groups), at = tiles ? tile + row % TILE + group * TILE : g;
         const __m256 sign = _mm256_set1_ps(-0.0f);
         __m256 part[4], most = _mm256_setzero_ps();
         for (int k = 0; k < 4; ++k) {
@@ -149,7 +151,7 @@ struct Rounded {
             offset[g] = 8 * sum(_mm256_add_epi32(_mm256_madd_epi16(first, one), _mm256_madd_epi16(second, one)));
         } else {
 #if !WITH_NEON
-            int16_t some[GROUP], *to = tiles ? const_cast<int16_t*>(in_tile(row)) + GROUP * TILE * group : q.get() + GROUP * g;
+            int16_t some[GROUP], *to = q.get() + (tiles ? (tile + TILE * group) * GROUP + row % TILE * 2 : GROUP * g);
             int16_t* in_row = tiles ? some : to;
             _mm256_storeu_si256((__m256i*)in_row, even_first(first));
             _mm256_storeu_si256((__m256i*)(in_row + 16), even_first(second));

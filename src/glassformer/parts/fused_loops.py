@@ -97,6 +97,7 @@ def _serving(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> Any:
     if traced():  # first: a compiler cannot trace the questions below
         return None
     modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    modes += torch.autograd.forward_ad._current_level + 1 + torch.jit.is_tracing()
     if modes or torch._C._functorch.peek_interpreter_stack() is not None:
         return None
     return _library()
@@ -156,7 +157,7 @@ def gelu_tanh_grad(grad: Tensor, x: Tensor) -> Tensor | None:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
     """Returns the RMS norm of x (..., d), weight (d,), and the rates (..., 1)."""
-    if weight.dim() != 1 or not x.shape[-1] or (found := _serving(x, weight)) is None:
+    if not x.shape[-1] or weight.shape != x.shape[-1:] or (found := _serving(x, weight)) is None:
         return None
     x, weight = x.contiguous(), weight.contiguous()
     d = x.shape[-1]
@@ -167,7 +168,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | N
 
 def half_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
     """Returns the RMS norm of x (..., d) in bf16, weight (d,) in bf16 or fp32, without its rates."""
-    if weight.dim() != 1 or not x.shape[-1] or _serving(weight, dtype=weight.dtype) is None:
+    if not x.shape[-1] or weight.shape != x.shape[-1:] or _serving(weight, dtype=weight.dtype) is None:
         return None
     if (found := _serving(x, dtype=torch.bfloat16)) is None:
         return None

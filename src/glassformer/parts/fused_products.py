@@ -12,7 +12,7 @@ of separate operations take as long as the work, and in a larger one the memory 
 inside of torch. The backward pass makes the results of phi again, which costs less than to keep them. Each function
 returns None if torch should compute the call: wherever `fused_loops` does, with few rows, while something watches or
 edits values inside the part, and without gradients, where a watched model has the bits of an unwatched one. Gradients
-of weights are sums over blocks, so that their last bits depend on the number of threads.
+of weights are sums over blocks, so that their last bits depend on the number of threads, and have no gradients.
 """
 
 from __future__ import annotations
@@ -297,8 +297,9 @@ def _serve(
 
 
 def _plain(module: nn.Module) -> bool:
-    """Returns True if the module computes as its class says and nothing observes or edits values inside it."""
-    return "forward" not in vars(module) and unseen(module)
+    """Returns True if the module and all inside it compute as their classes say, and nothing observes or edits values
+    there."""
+    return unseen(module) and not any("forward" in vars(each) for each in module.modules())
 
 
 def _blocks(rows: int, d: int, f: int, gates: int = 0, activation: int = 0, text: int | None = None) -> tuple[Any, ...]:
@@ -339,7 +340,7 @@ def _before(norm: Norm | None, d: int) -> tuple[Any, ...] | None:
     compute the norm."""
     if norm is None:
         return 0.0, False, None, None
-    found = norm.of_rows() if d <= WIDEST and _plain(norm) else None
+    found = norm.of_rows() if isinstance(norm, Norm) and d <= WIDEST and _plain(norm) else None
     if found is None or found.weight.shape != (d,):
         return None
     eps, centred, weight, offset = found

@@ -234,6 +234,7 @@ def mixture(
     if torch should compute it. Raises IndexError for a choice of no expert."""
     few = 0 < chosen.numel() <= FEW * len(gate) and torch.is_grad_enabled()
     fit = gate.shape == up.shape == down.mT.shape and x.shape[1] == gate.shape[2] and len(x) == len(chosen)
+    fit = fit and chosen.dtype == torch.int64 and weights.shape == chosen.shape
     if not few or not fit or not fused_loops.serves(x, weights, gate, up, down) or _library() is None:
         return None
     return _Mix.apply(x, weights, gate, up, down, chosen)

@@ -303,7 +303,7 @@ struct Step {
             const float* x = row(op.a, k / groups) + first;
             float filled[few_rows::GROUP] = {};
             if (left < few_rows::GROUP) std::memcpy(filled, x, 4 * left), x = filled;
-            in->round(x, k / groups, k % groups, form);
+            in->round(x, k / groups, k % groups, groups, form);
         }
     }
 

@@ -291,6 +291,7 @@ class Training:
         checkpoint.load_optimizer(found, self.model, self.optimizer, self.groups)
         plain = state.model_dump()
         self.step, self.seconds, self.validation = state.step, state.seconds, plain["validation"]
+        self.scored = None  # of weights that are gone
         if checkpoint.WATCH in state.sha256:
             plain["watch"] = checkpoint.read_watch(found)
         for callback in self.own:

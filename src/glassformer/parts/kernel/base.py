@@ -102,6 +102,13 @@ class CallFacts(NamedTuple):
     sinks: bool = False
     """True if each head has a sink, an additional score without a key."""
 
+    @classmethod
+    def of_loops(cls, b: int, s: int, head_dim: int, visibility: Visibility) -> CallFacts:
+        """Returns the facts of a call of b texts of s tokens that attend to themselves, in a training step of the C++
+        of `fused_loops`: in fp32 on a CPU, without a bias."""
+        plain = visibility.only_order and (visibility.reach is None or visibility.reach >= s)
+        return cls("cpu", torch.float32, b, s, s, head_dim, visibility.width, plain, not plain, grad=True)
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:

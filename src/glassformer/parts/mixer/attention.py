@@ -150,9 +150,8 @@ class Attention(SoftmaxAttention):
         rotation = None if self.position is None else self.position.pair_rotation(pass_)
         if self.position is not None and (rotation is None or self.position.bias(pass_) is not None):
             return None
-        (b, s, _), seen = x.shape, pass_.seen(self.visibility)
-        plain = seen.only_order and (seen.reach is None or seen.reach >= s)
-        facts = CallFacts(x.device.type, x.dtype, b, s, s, self.head_dim, seen.width, plain, not plain, grad=True)
+        seen = pass_.seen(self.visibility)
+        facts = CallFacts.of_loops(x.shape[0], x.shape[1], self.head_dim, seen)
         if pass_.tokens != pass_.end or not self.kernel.in_loops(facts):
             return None
         heads = (*self.heads, self.projection.value_dim)
@@ -346,7 +345,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         if shape.phase != "train":
             return Cost()
         turned, normed = self.position is not None and self.position.turns, self.qk_norm is not None
-        turned = turned and not self._at_once(ctx, shape)  # q and k are then turned where they are
+        turned = turned and not self._at_once(ctx, shape)  # which turns q and k in place
         value_dim = self._projection(ctx).value_dim
         facts = {"additive": self.softcap is None, "sinks": self.sinks}
         kept, mask = self._call_keeps(ctx, shape, turned, value_dim, **facts)
@@ -372,12 +371,10 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         """Returns True if a step of this workload computes the mixer in one operation, like `Attention._at_once`."""
         varied = (self.qk_norm, self.softcap, self.shares, self.clip, self.gain_control or None, self.gated or None)
         other = self.module() is not Attention or self.projection.tensors != ("qkv",) or self.sinks or self.dropout
-        biased = self.position is not None and (self.position.biases or not self.position.turns)
-        if other or biased or any(one is not None for one in varied):
+        moved = self.position is not None and (self.position.biases or not self.position.pairs)
+        if other or moved or any(one is not None for one in varied):
             return False
-        seen = self.seen(ctx)
-        plain = seen.only_order and (seen.reach is None or seen.reach >= shape.t)
-        facts = CallFacts(shape.device, shape.products, shape.b, shape.s, shape.t, ctx.head_dim, plain=plain, grad=True)
+        facts = CallFacts.of_loops(shape.b, shape.s, ctx.head_dim, self.seen(ctx))
         return fused_products.counts(ctx, shape) and self.kernel.build(ctx).in_loops(facts)
 
     def _tensors(self) -> tuple[str, ...]:

@@ -91,6 +91,8 @@ class AttentionPositionConfig(PositionConfig):
 
     place = "mixer"
 
+    pairs: ClassVar[bool] = False
+    """True if the encoding only rotates pairs of elements of q and k (`AttentionPosition.pair_rotation`)."""
     turns: ClassVar[bool] = False
     """True if the encoding changes queries and keys (rotary)."""
     biases: ClassVar[bool] = False

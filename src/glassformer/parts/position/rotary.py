@@ -134,6 +134,7 @@ def naive_turn(x: Float[Tensor, "b s n h"], cos: Tensor, sin: Tensor, pair_axis:
 
 
 class RotaryConfig(AttentionPositionConfig, kind="rotary", words="rope"):
+    pairs: ClassVar[bool] = True
     turns: ClassVar[bool] = True
     base: float = Field(10000.0, gt=1)
     fraction: float = Field(1.0, gt=0, le=1)

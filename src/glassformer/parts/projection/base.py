@@ -54,7 +54,7 @@ class Projection(ABC):
     def __call__(self, maps: Any, x: Tensor, pass_: Pass) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def stacked(self, maps: Any) -> Linear | None:
-        """Returns the layer whose results are q, k and v one after the other, unchanged; None if there is none."""
+        """Returns the layer whose results are q, k and v one after the other, unchanged; None without such a layer."""
         return None
 
     @abstractmethod
