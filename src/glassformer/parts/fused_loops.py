@@ -103,6 +103,11 @@ def _serving(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> Any:
     return _library()
 
 
+def built() -> bool:
+    """Returns True if this machine has the C++, which is compiled by the first call."""
+    return _library() is not None
+
+
 def serves(*tensors: Tensor) -> bool:
     """Returns True if the C++ computes with these tensors."""
     return _serving(*tensors) is not None
@@ -279,7 +284,7 @@ def attends(facts: CallFacts) -> bool:
     """Returns True if the C++ computes attention calls with these facts: full and causal ones."""
     here = facts.device == "cpu" and facts.dtype == torch.float32 and facts.t <= LONGEST
     known = facts.plain and not (facts.sinks or facts.dropout)
-    return here and known and not traced() and _library() is not None
+    return here and known and not traced() and built()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor | None:
