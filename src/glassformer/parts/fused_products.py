@@ -88,8 +88,8 @@ def _library() -> Any:
 
 
 def counts(ctx: BuildContext, shape: Shape) -> bool:
-    """Returns True if costs are those of the C++: in training steps in fp32 on a CPU, with plain weights. A plan does
-    not wait for the compiler."""
+    """Returns True if costs are those of the C++, which is not compiled for that: in training steps in fp32 on a CPU,
+    with plain weights."""
     fp32 = shape.phase == "train" and shape.device == "cpu" and shape.products == shape.dtype == torch.float32
     return fp32 and ctx.reparam is None and shape.tokens >= FROM and bool(_product()) and fused_loops.built()
 
