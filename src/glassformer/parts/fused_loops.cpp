@@ -228,7 +228,8 @@ struct Relu2 {
 // which was fitted to erfcx(t / sqrt(2)) / 2 with an error of 4e-8 of it.
 struct Gelu {
     static Wide of(Wide x, Wide& slope) {
-        const Wide size = smaller(every(1e30f), larger(x, every(0) - x)), s = quotient(every(1), fused(every(0.35f), size, every(1)));
+        const Wide size = smaller(every(1e30f), larger(x, every(0) - x));  // infinite times 0 would be NaN
+        const Wide s = quotient(every(1), fused(every(0.35f), size, every(1)));
         Wide share = every(-0.0295525694f);
         for (float c : {0.145892507f, -0.25954765f, 0.163379195f, -0.0258708353f, 0.106614f, 0.119570151f, 0.139895557f,
                         0.139619625f})
