@@ -294,13 +294,7 @@ def _serve(
     used = [one for layer in layers for one in (layer.weight, layer.bias) if one is not None]
     if not fused_loops.serves(x, *used, *others) or _library() is None or torch.is_autocast_enabled("cpu"):
         return False
-    return _plain(module) and all(one.is_contiguous() for one in used)
-
-
-def _plain(module: nn.Module) -> bool:
-    """Returns True if the module and all inside it compute as their classes say, and nothing observes or edits values
-    there."""
-    return unseen(module) and not any("forward" in vars(each) for each in module.modules())
+    return unseen(module) and all(one.is_contiguous() for one in used)
 
 
 def _blocks(rows: int, d: int, f: int, gates: int = 0, activation: int = 0, text: int | None = None) -> tuple[Any, ...]:
@@ -341,7 +335,7 @@ def _before(norm: Norm | None, d: int) -> tuple[Any, ...] | None:
     compute the norm."""
     if norm is None:
         return 0.0, False, None, None
-    found = norm.of_rows() if isinstance(norm, Norm) and d <= WIDEST and _plain(norm) else None
+    found = norm.of_rows() if isinstance(norm, Norm) and d <= WIDEST and unseen(norm) else None
     if found is None or found.weight.shape != (d,):
         return None
     eps, centred, weight, offset = found

@@ -170,13 +170,14 @@ def edit_at(edits: Iterable[tuple[Site, Edit]]) -> AbstractContextManager[None]:
 
 
 def unseen(module: nn.Module) -> bool:
-    """Returns True if nothing observes or edits values inside the module: no function at a site, and no hook of torch,
-    of a module or of all."""
+    """Returns True if nothing observes or edits values inside the module: no function at a site, no hook of torch, of a
+    module or of all, and no `forward` that replaces that of a class."""
     return not every_module._has_any_global_hook() and not any(
         each._forward_hooks
         or each._forward_pre_hooks
         or each._backward_hooks
         or each._backward_pre_hooks
+        or "forward" in vars(each)
         or (isinstance(each, Site) and each.watched)
         for each in module.modules()
     )
