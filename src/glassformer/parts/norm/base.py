@@ -17,13 +17,15 @@ FP32 = torch.float32
 
 
 class RowNorm(NamedTuple):
-    """Numbers of a norm of rows."""
+    """Numbers of a norm of each vector x (d): (x - m) rate w + b, with rate = 1 / sqrt(mean((x - m)^2) + eps)."""
 
     eps: float
     centred: bool
     """True if m is the mean of x; False if it is 0."""
     weight: Tensor
+    """Factors w (d,)."""
     offset: Tensor | None
+    """Offsets b (d,); None for 0."""
 
 
 class Norm(nn.Module):
@@ -54,8 +56,7 @@ class Norm(nn.Module):
         )  # fmt: skip
 
     def of_rows(self) -> RowNorm | None:
-        """Returns the numbers of this norm, if it only computes (x - m) rate w + b for vectors w and b, with rate =
-        1 / sqrt(mean((x - m)^2) + eps); None otherwise."""
+        """Returns the numbers of this norm, if `RowNorm` describes all that it computes; None otherwise."""
         return None
 
     def out_dtype(self, x: Tensor) -> torch.dtype:
