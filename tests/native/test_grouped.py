@@ -228,3 +228,12 @@ def test_gradients_are_computed_only_where_they_are_needed() -> None:
         y = grouped_product(*((leaf, weight) if of == 0 else (x, leaf)), groups)
         (grad,) = torch.autograd.grad(y, leaf, drawn(9, 8, seed=9))
         assert torch.equal(grad, whole[of])
+
+
+def test_a_replaced_forward_of_experts_is_called() -> None:
+    experts: Any = gf.preset("llama@0.1m+vocab_size=60+moe:4:2").build(seed=0).layers[0].ffn
+    x = torch.randn(2, 16, 64, generator=torch.Generator().manual_seed(0))
+    plain, layer = experts(x), experts.up_proj
+    own = layer.forward
+    layer.forward = lambda rows, groups: 2 * own(rows, groups)
+    torch.testing.assert_close(experts(x), 2 * plain)
