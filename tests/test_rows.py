@@ -1,5 +1,7 @@
 """Only tokens with a target are computed behind the last mixer: the same loss and gradients as of all tokens."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from glassformer.model import Model
 from glassformer.naming import preset
 from glassformer.parts.core.site import Site
+from glassformer.parts.head import Head
 from glassformer.parts.loss import IGNORED, cross_entropy, rows_with_targets
 
 VOCAB, LENGTH = 97, 160
@@ -34,14 +37,19 @@ def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("changes", WIRINGS)
-def test_rows_equal_all_tokens(changes: str) -> None:
+def test_rows_equal_all_tokens(changes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, (tokens, targets) = made(changes), texts()
     seen: list[int] = []
-    given = model.head.forward
-    model.head.forward = lambda x, *rest: seen.append(x.shape[1]) or given(x, *rest)  # type: ignore[func-returns-value]
+    given = Head.forward
+
+    def counted(self: Head, x: Tensor, *rest: Any) -> Tensor:
+        seen.append(x.shape[1])
+        return given(self, x, *rest)
+
+    monkeypatch.setattr(Head, "forward", counted)
     alone = model.loss(tokens, targets)
     ours = gradients(model, alone)
-    model.head.forward = given
+    monkeypatch.undo()
     naive = cross_entropy(model(tokens), targets)
     theirs = gradients(model, naive)
     assert seen == [128], "72 targets, filled up"
@@ -61,6 +69,15 @@ def test_rows_are_those_with_a_target() -> None:
     assert rows_with_targets(targets[:, :40]) is None, "fewer than a chunk"
     none = rows_with_targets(torch.full((4, 100), IGNORED))
     assert none is not None and len(none) == 128
+
+
+def test_replaced_forward_receives_all_tokens() -> None:
+    model, (tokens, targets) = made(), texts()
+    seen: list[int] = []
+    given = model.head.forward
+    model.head.forward = lambda x, *rest: seen.append(x.shape[1]) or given(x, *rest)  # type: ignore[func-returns-value]
+    model.loss(tokens, targets)
+    assert seen == [LENGTH]
 
 
 def test_observers_receive_all_tokens() -> None:
