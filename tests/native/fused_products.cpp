@@ -92,7 +92,6 @@ struct Before {
         if (!kind) return;
         const int64_t count = kind == 3 ? 2 * d : d;
         Exact of_weights(count);
-        Numbers total(count);
         for (int64_t r = 0; r < rows; ++r) {
             double dot = 0, all = 0;
             const auto unit = [&](int64_t i) { return (x[r * d + i] - less[r]) * rate[r]; };
@@ -104,8 +103,7 @@ struct Before {
             for (int64_t i = 0; i < d; ++i)
                 of_x[r * d + i] = rate[r] * (of_x[r * d + i] * scale[i] - unit(i) * dot - (kind > 1 ? all : 0)) + g[r * d + i];
         }
-        for (size_t i = 0; i < parts.size(); ++i) total[i % count] += parts[i];
-        look(total, of_weights);
+        look(Numbers(parts.begin(), parts.begin() + count), of_weights);
     }
 };
 

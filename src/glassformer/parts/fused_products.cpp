@@ -132,6 +132,14 @@ struct Norm {
         for (int64_t i = first * d; weight && i < (first + m) * d; ++i) y[i] += x[i];
     }
 
+    // Adds the gradients of weight and offset of all blocks to those of the first.
+    void gather(float* sums, int64_t blocks, int64_t d) const {
+        const int64_t count = this->sums(d);
+        for (int64_t i = 1; weight && i < blocks; ++i)
+#pragma GCC ivdep
+            for (int64_t j = 0; j < count; ++j) sums[j] += sums[i * count + j];
+    }
+
     // grad_x, the gradient of the results, becomes that of x; `grad` is that of y. sums (d, and d of the offset): of the weights.
     void backward(const float* grad, const float* x, float* grad_x, float* sums, int64_t first, int64_t m, int64_t d) const {
         if (!weight) return;
@@ -216,7 +224,8 @@ void feed(
 }
 
 // rooms: for the gradients of what `feed` opened, and the result of the loop, each (step, f). grad_x and the gradients of weights and biases are
-// null where they are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight and offset from each block.
+// null where they are not wanted; after a norm, grad_x is wanted. grad_norms: room for the gradients of the norm's weight and offset
+// from each block, whose sums become the first.
 void feed_back(
     const Call* call, const Norm* norm, float* grad_norms, const float* grad, const float* x, const float* const* weights,
     const float* const* opened, float* const* rooms, float* grad_x, float* const* grad_weights, float* const* grad_biases
@@ -256,6 +265,7 @@ void feed_back(
                 c.columns(d, [=](int64_t j, int64_t n) { fused_products::add_rows(grad + begin * d + j, d, all, b + j, n, add); });
         }
     });
+    before.gather(grad_norms, (c.rows + c.block - 1) / c.block, d);
 }
 
 // y (rows, o) = x W^T + b, and its q and k, by strides, turned.
@@ -341,7 +351,7 @@ int32_t mix(
 }
 
 // rooms: for the gradients of qkv and z, (step, o) and (step, i). grad_x and the gradients of weights and biases are null where they
-// are not wanted; after a norm, grad_x is wanted. grad_norms: gradients of the norm's weight and offset from each block.
+// are not wanted; after a norm, grad_x is wanted. grad_norms: as in `feed_back`.
 int32_t mix_back(
     const Call* call, const Norm* norm, const Heads* heads, const Attention* attention, float* grad_norms, const float* grad,
     const float* x, const float* weight, const float* after, const float* qkv, const float* z, const float* log_z, float* room,
@@ -355,7 +365,8 @@ int32_t mix_back(
     float* given = const_cast<float*>(qkv);
     const View q = of.queries(given), k = of.keys(given), v = of.values(given), made{const_cast<float*>(z), a.s * i, i, a.v};
     const View dq = of.queries(room), dk = of.keys(room), dv = of.values(room), dz{room_z, a.s * i, i, a.v};
-    return c.with_rooms(a.backward_room(), [=](float* own) {
+    const int64_t in_step = (c.step + c.block - 1) / c.block;
+    const int32_t failed = c.with_rooms(a.backward_room(), [=](float* own) {
         for (int64_t begin = 0; begin < c.rows; begin += c.step) {
             const int64_t all = std::min(c.step, c.rows - begin), text = begin / a.s;
             const bool add = begin > 0;
@@ -370,7 +381,8 @@ int32_t mix_back(
                 const int64_t first = begin + from;
                 of.turn_in_place(room, begin, first, m, -1);
                 if (grad_x) c.product(room + from * o, false, o, weight, false, d, grad_x + first * d, d, m, d, o, false);
-                before.backward(grad, x, grad_x, grad_norms + (begin / c.step * ((c.step + c.block - 1) / c.block) + from / c.block) * before.sums(d), first, m, d);
+                float* sums = grad_norms + (begin / c.step * in_step + from / c.block) * before.sums(d);
+                before.backward(grad, x, grad_x, sums, first, m, d);
             });
             c.columns(o, [=](int64_t j, int64_t n) {
                 c.gather(room + j, o, before.of(x) + begin * d, grad_weight, grad_bias, j, n, d, all, add);
@@ -385,5 +397,8 @@ int32_t mix_back(
                 });
         }
     });
+    const int64_t left = c.rows % c.step;  // rows of the last step, which has fewer blocks
+    if (!failed) before.gather(grad_norms, c.rows / c.step * in_step + (left + c.block - 1) / c.block, d);
+    return failed;
 }
 }

@@ -117,10 +117,10 @@ class _Norm(ctypes.Structure):
 
     @staticmethod
     def gradients(parts: Tensor | None, d: int, offset: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Returns the gradients of weight and offset from those of each block of rows, next to each other."""
+        """Returns the gradients of weight and offset, which are next to each other in the first row."""
         if parts is None:
             return None, None
-        return parts[:, :d].sum(0), None if offset is None else parts[:, d:].sum(0)
+        return (parts[0], None) if offset is None else (parts[0, :d], parts[0, d:])
 
 
 class _Feed(torch.autograd.Function):
@@ -253,7 +253,7 @@ class _Mix(torch.autograd.Function):
         ]
         of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
         blocks = -(-len(qkv.flatten(0, 1)) // step) * -(-step // block)
-        of_norms = None if scale is None else x.new_zeros(blocks, d if offset is None else 2 * d)
+        of_norms = None if scale is None else x.new_empty(blocks, d if offset is None else 2 * d)
         grad, room, room_z = grads[0].contiguous(), x.new_empty(step, len(weight)), x.new_empty(step, z.shape[-1])
         given = of_norms, grad, x, weight, after, qkv, z, log_z, room, room_z, of_x, *made
         if _library().mix_back(*_Mix._call(ctx, norm, cos, sin), *map(_at, given)):

@@ -222,10 +222,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if bias is not None and grad_b is not None:
             grad_b = grad_b.to(bias.dtype)
         ctx.save_for_backward(_joined(grad_x), grad_w, grad_b)
+        ctx.at_hand = bool(share)  # values are in the memory of this process, and reading one does not wait for a device
         return _mean(total, count)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        grads = [grad * upstream[0] if grad is not None else None for grad in ctx.saved_tensors]
+        (of_loss,), grads = upstream, ctx.saved_tensors
+        if not (ctx.at_hand and of_loss.item() == 1):
+            grads = [grad * of_loss if grad is not None else None for grad in grads]
         return grads[0], grads[1], None, grads[2], None, None, None, None
