@@ -32,7 +32,7 @@ from glassformer.training import Recipe, Run, evaluate, extrapolate, frequency_l
 
 POINTS = 300
 """Maximum number of points of a curve."""
-REACHED = 16384
+REACHED = 8192
 """Largest number of held-out tokens on which the loss at each of several contexts is measured."""
 GENERATED = 120
 PROMPT = 48
@@ -89,7 +89,7 @@ def measured(result: RunResult, run: Run, text: Tokens, loss_alone: bool = False
         found["frequency_loss"] = frequency_loss(windows)
     if loss_alone:
         return result.changed(validation=_validation(found), loss_alone=True)
-    most = min(run.recipe.evaluation_tokens, REACHED)
+    most = min(run.recipe.evaluation_tokens // 2, REACHED)
     reach = extrapolate(run.model, text, context, run.how, most, objective) if objective.continues else []
     return result.changed(
         validation=_validation(found),

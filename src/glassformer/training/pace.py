@@ -31,9 +31,12 @@ FIRST = 2
 """Steps before the timed ones, because the first steps allocate the optimizer's state."""
 STARTED = 2.0
 """Seconds of a run that do not depend on its size: starting its process, weights, files."""
-FORWARD = 1 / 3
-"""Time of an evaluation per token, as a share of the time of a training step per token: that of the forward pass."""
-AFTER = 4 + 4
+FORWARD = 0.36
+"""Time of an evaluation per token, as a share of the time of a training step per token, as measured: a third, and that
+a step passes more often through what a product does not."""
+CONTEXTS = 4 * 0.5
+"""Tokens on which a run of a comparison measures its loss at four contexts, in multiples of `evaluation_tokens`"""
+AFTER = 4 + CONTEXTS
 """Tokens that a run of a comparison evaluates after training, in multiples of `evaluation_tokens`: at the end, and at
 four contexts"""
 PASSES = EVALUATIONS + AFTER
@@ -42,7 +45,9 @@ SURE = 4096
 """Tokens of an evaluation that suffice for the figures of a short run; the last one reads four times that number"""
 EVALUATED = 0.1
 """Largest share of a budget of minutes that evaluations take beyond it, and of the training of a compared run that
-those in its course take."""
+those take which no verdict reads: in its course and at several contexts."""
+AFFORDED = 0.02
+"""Share of the training of a compared run that evaluations after it take, unless they read fewer than `SURE` tokens."""
 ENOUGH = 200
 """Number of steps that a run with a budget of minutes should have: its batch is made smaller until it has them, or
 `SMALLEST` sequences."""
@@ -94,20 +99,20 @@ def evaluated(recipe: Recipe, text: Tokens) -> int:
 
 
 def spared(run: Training) -> int:
-    """Returns the number of evaluations in the course of a run of known length whose seconds are at most `EVALUATED` of
-    its training, from `FEWEST` to `EVALUATIONS`."""
+    """Returns the number of evaluations in the course of a run of known length, from `FEWEST` to `EVALUATIONS`, whose
+    seconds with those at several contexts are at most `EVALUATED` of its training."""
     if run.steps is None:
         return EVALUATIONS
     each = FORWARD * min(run.recipe.evaluation_tokens, len(run.text.validation))
-    paid = EVALUATED * run.steps * run.batches.tokens_per_step / max(1.0, each)
+    paid = EVALUATED * run.steps * run.batches.tokens_per_step / max(1.0, each) - CONTEXTS
     return max(FEWEST, min(EVALUATIONS, int(paid)))
 
 
 def affordable(tokens: int, usual: int) -> int:
     """Returns the tokens of one evaluation of a compared run that trains on `tokens` tokens: those whose evaluations
-    after training take `EVALUATED` of its training, from `SURE` to `usual`. At `SURE`, the held-out text differs less
+    after training take `AFFORDED` of its training, from `SURE` to `usual`. At `SURE`, the held-out text differs less
     than the seeds do."""
-    return max(min(usual, SURE), min(usual, int(EVALUATED * tokens / (FORWARD * AFTER))))
+    return max(min(usual, SURE), min(usual, int(AFFORDED * tokens / (FORWARD * AFTER))))
 
 
 def run_seconds(tokens: float, tokens_per_second: float, evaluated: float) -> float:
