@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,13 +30,18 @@ from glassformer.runs.executor import Executor, Local, interruptible, kept
 from glassformer.runs.files import read_results
 from glassformer.runs.power import FIRST_SEED, PILOT, PILOT_SEEDS
 from glassformer.runs.request import RunRequest, TextPlaces, text_of_runs
-from glassformer.runs.results import VERSION, Data, MachineRecord, Results, Tuning
+from glassformer.runs.results import VERSION, Data, MachineRecord, Results, RunResult, Tuning
 from glassformer.text import Tokens, read_data
 from glassformer.training import Interrupted, Pretrained, Recipe
 from glassformer.training.pace import DECIDED, decided, outlook
 from glassformer.training.repeats import passes, repeat_notes, shared_notes
 from glassformer.training.request import fit, refuse_short, refuse_untrained
 from glassformer.units import plural
+
+WRITING = 0.01
+"""Largest share of the time that results.json and the report take while runs train: the cores are those of the runs."""
+QUANTILES = "scipy.optimize"
+"""Module of the quantiles of verdicts, imported while the first runs train."""
 
 
 class Saved(Protocol):
@@ -262,15 +270,25 @@ def _trained(
     effect: float | None,
     origin: Saved,
 ) -> Results:
-    """Trains the requested runs that the folder does not hold, rewriting results.json and the report after each, and
-    returns `results` with all runs. Raises Interrupted on Ctrl-C."""
-    begun, found = results, {}
+    """Trains the requested runs that the folder does not hold, rewriting results.json and the report after each, as
+    far as that takes little of the time, and returns `results` with all runs. Raises Interrupted on Ctrl-C."""
+    begun = results
+    found: dict[tuple[str, int], RunResult] = {}
+    took, ended = 0.0, 0.0
+
+    def rewrite() -> None:
+        nonlocal results, took, ended
+        began = time.monotonic()
+        results = so_far(begun, found, effect)
+        write(results, folder)
+        ended = time.monotonic()
+        took = ended - began
+
     try:
         with only_writer(folder), interruptible():
             notify(Begin(runs=results.asked, how=how, notes=results.budget.notes))
             found = kept(requests, folder, notify)
-            results = so_far(begun, found, effect)
-            write(results, folder)  # first of all, so that the folder is marked as this comparison's
+            rewrite()  # first of all, so that the folder is marked as this comparison's
             origin.save(folder)
             if sources := sources_of(origin.parts):
                 replace_text(folder / SOURCES, json.dumps(sources))
@@ -279,10 +297,15 @@ def _trained(
                 text.tokenizer.save(folder / "tokenizer")
                 for path, weights in files.items():
                     weights.save(path)
-            for result in executor.run(missing, folder, notify):
-                found[result.key] = result
-                results = so_far(begun, found, effect)
-                write(results, folder)
+                threading.Thread(target=import_module, args=(QUANTILES,), daemon=True).start()
+            try:
+                for result in executor.run(missing, folder, notify):
+                    found[result.key] = result
+                    if len(found) < len(requests) and WRITING * (time.monotonic() - ended) >= took:
+                        rewrite()
+            finally:
+                if missing:
+                    rewrite()
     except (KeyboardInterrupt, Interrupted):
         ended = sum(run.status != "failed" for run in found.values())
         raise Interrupted(

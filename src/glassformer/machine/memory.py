@@ -11,16 +11,39 @@ import torch
 
 from glassformer.machine import quota
 
+LARGE_PAGE = 1 << 21
+"""Bytes of a large page of x86-64, and of ARM with small pages of 4 KiB."""
+IN_LARGE_PAGES = 1 << 30
+"""Bytes of address space for later allocations that Linux is asked to back with large pages. Only bytes that are
+written take memory."""
+
 
 def keep_freed_memory() -> bool:
     """Makes glibc keep freed blocks, because a training step frees and takes the same gigabytes each time, and every
-    page returned to the system is zeroed again. Returns False without glibc."""
+    page returned to the system is zeroed again, and asks for large pages for what is allocated next. Returns False
+    without glibc."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         m_trim_threshold, m_mmap_threshold, huge = -1, -3, 2**31 - 1
-        return all([libc.mallopt(m_mmap_threshold, huge), libc.mallopt(m_trim_threshold, huge)])
+        kept = all([libc.mallopt(m_mmap_threshold, huge), libc.mallopt(m_trim_threshold, huge)])
+        if kept:
+            _ask_for_large_pages(libc)
+        return kept
     except (OSError, AttributeError):
         return False
+
+
+def _ask_for_large_pages(libc: ctypes.CDLL) -> None:
+    """Advises Linux to back the next `IN_LARGE_PAGES` of the heap with large pages: a step of a small model reads tens
+    of megabytes, whose small pages are more than a processor translates without a search; a hundredth of its time."""
+    madv_hugepage = 14
+    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    libc.madvise.argtypes, libc.free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], [ctypes.c_void_p]
+    if (block := libc.malloc(IN_LARGE_PAGES)) is None:
+        return
+    first = -(-block // LARGE_PAGE) * LARGE_PAGE
+    libc.madvise(first, (block + IN_LARGE_PAGES - first) // LARGE_PAGE * LARGE_PAGE, madv_hugepage)
+    libc.free(block)  # to the end of the heap, from which later blocks come
 
 
 def all_memory(groups: quota.GroupFiles = quota.HERE) -> int | None:

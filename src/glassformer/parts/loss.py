@@ -222,7 +222,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if bias is not None and grad_b is not None:
             grad_b = grad_b.to(bias.dtype)
         ctx.save_for_backward(_joined(grad_x), grad_w, grad_b)
-        ctx.at_hand = bool(share)  # values are in the memory of this process, and reading one does not wait for a device
+        ctx.at_hand = bool(share)  # in the memory of this process: reading a value waits for no device
         return _mean(total, count)
 
     @staticmethod

@@ -8,16 +8,18 @@ module imports no torch, so that a verb can start workers before it imports torc
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from glassformer.runs.events import Notify
@@ -33,6 +35,10 @@ gc.enable()
 sys.exit(main())
 """
 """Code of a worker: a run is trained by the code of its parent, from any place of import."""
+FORKS = sys.platform == "linux"
+"""True if a process may be copied after its imports; on others, libraries do not survive the copy."""
+OPEN = 1 << 12
+"""Number above those of open files that a copied process closes."""
 COMPLAINTS = "stderr.txt"
 """File in the folder of a run to which its worker's standard error goes."""
 BEGUN, ENDED = "begun", "ended"
@@ -41,11 +47,90 @@ LONGEST = 500
 """Maximum characters of the last line of a traceback in an error."""
 
 
+class Copy:
+    """Copy of this process that trains runs, with the methods of `subprocess.Popen` that a `Worker` calls.
+
+    A copy imports nothing. The process must have done nothing but import, because a copy has a single thread, and all
+    locks as they are."""
+
+    returncode: int | None = None
+
+    def __init__(self) -> None:
+        from glassformer.runs.arm import main
+
+        self.waiting = threading.Lock()
+        asked, told = os.pipe(), os.pipe()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        gc.freeze()  # what is imported stays
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(asked[0], told[1], main)
+        for ours in (asked[0], told[1]):
+            os.close(ours)
+        self.stdin: IO[str] | None = os.fdopen(asked[1], "w", encoding="utf-8")
+        self.stdout: IO[str] | None = os.fdopen(told[0], encoding="utf-8", errors="replace")
+
+    def poll(self) -> int | None:
+        if self.waiting.acquire(blocking=False):  # another thread may be in `wait`
+            try:
+                self._look(os.WNOHANG)
+            finally:
+                self.waiting.release()
+        return self.returncode
+
+    def wait(self) -> int:
+        with self.waiting:
+            self._look(0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def _look(self, how: int) -> None:
+        """Sets the exit status if the process has ended; waits for that unless told by `how` not to."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, how)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _become(asked: int, told: int, main: Callable[[], int]) -> NoReturn:
+    """Makes the present process, a copy, a worker that reads from and writes to these pipes."""
+    status = 1
+    try:
+        os.setsid()  # Ctrl-C in a terminal reaches only the parent, which passes it on once
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for source, target in ((asked, 0), (told, 1), (nowhere, 2)):
+            os.dup2(source, target)
+        os.closerange(3, OPEN)  # also the pipes of other workers, which would not see their parent's end
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8", errors="replace") for n in (1, 2))
+        status = main()
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)  # what the parent does at its end is not for a copy
+
+
 class Worker:
     """Process that trains one run after another; its standard error goes to the folder of the present run."""
 
-    def __init__(self, environment: Mapping[str, str], place: Path | None = None):
-        """Starts the process, for the run in the folder `place`, or for one that comes later."""
+    process: subprocess.Popen[str] | Copy
+
+    def __init__(self, environment: Mapping[str, str], place: Path | None = None, copied: bool = False):
+        """Starts the process, for the run in the folder `place`, or for one that comes later; `copied`: as a copy of
+        this process."""
+        if copied:
+            self.made_of, self.process = (START, os.getcwd(), dict(environment)), Copy()
+            return
         # -P: the current folder may hold a user's file with a module's name, such as random.py
         command = [sys.executable, "-P", "-c", START, str(Path(__file__).parents[2])]
         self.made_of = START, os.getcwd(), dict(environment)
@@ -79,10 +164,10 @@ class Worker:
             if (event := decode(line)) is not None:
                 error = event.error if isinstance(event, Error) else error
                 notify(event)
-        self.process.wait()
-        if error is None and self.process.returncode > 0:
+        status = self.process.wait()
+        if error is None and status > 0:
             error = last_line(place / COMPLAINTS)
-        return begun, error, self.process.returncode
+        return begun, error, status
 
     def close(self) -> None:
         """Ends the worker process at once."""
@@ -112,9 +197,11 @@ class Pool:
         atexit.register(self.close)
 
     def prepare(self, workers: int) -> None:
-        """Starts idle workers until there are `workers` of them, so that they import while the caller does."""
+        """Starts idle workers until there are `workers` of them: one so that it imports while the caller does, several
+        as copies of the caller, which must not have begun its work, because imports of many would wait for cores."""
         with self.lock:
-            self.idle += [Worker(dict(os.environ)) for _ in range(workers - len(self.idle))]
+            copied = FORKS and workers > 1
+            self.idle += [Worker(dict(os.environ), copied=copied) for _ in range(workers - len(self.idle))]
 
     def take(self, environment: Mapping[str, str]) -> Worker | None:
         """Returns an idle worker of this environment, or None; workers of other environments are ended."""
