@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from glassformer.parts.core.base import to_plain
 from glassformer.runs import workers
 from glassformer.runs.events import End, Error, Event, Kept, Notify, Start, Step, silent
-from glassformer.runs.executor import Local, execute, finished, kept
+from glassformer.runs.executor import Local, execute, finished, kept, laid
 from glassformer.runs.files import read_result
 from glassformer.runs.request import RunRequest, place_of
 from glassformer.runs.workers import WorkerRun
@@ -158,6 +160,7 @@ def test_processes_that_wait_for_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(workers, "START", f"import sys\nfor _ in sys.stdin: print({lines!r}, flush=True)")
     pool = workers.Pool()
     monkeypatch.setattr(workers, "POOL", pool)
+    monkeypatch.setattr(workers, "FORKS", False)
     pool.prepare(2)
     pool.prepare(2)
     ready = {worker.process.pid for worker in pool.idle}
@@ -171,6 +174,38 @@ def test_processes_that_wait_for_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert another.run(silent) == (None, 0)
     assert another.worker is not None and another.worker.process.pid not in ready
     assert pool.take({"PATH": "elsewhere"}) is None and not pool.idle
+
+
+COPIES = """
+import signal, sys
+from pathlib import Path
+from glassformer.runs import workers
+workers.POOL.prepare(3)
+copies = {worker.process.pid for worker in workers.POOL.idle}
+first = workers.POOL.idle[0].process
+first.kill()
+print(first.wait(), first.poll(), all(isinstance(one.process, workers.Copy) for one in workers.POOL.idle))
+from glassformer.runs.workers import WorkerRun
+for place in sys.argv[1:]:
+    run = WorkerRun(Path(place))
+    ended = run.run(lambda event: None)
+    print(ended, run.worker.process.pid in copies)
+stopped = run.worker.process
+stopped.send_signal(signal.SIGTERM)
+print(stopped.wait())
+"""
+
+
+@pytest.mark.skipif(not workers.FORKS, reason="processes are not copied here")
+def test_copies_of_a_process_train_as_new_processes_do(asked: list[RunRequest], tmp_path: Path) -> None:
+    """In a process that has only imported; one copy is killed before its run, and another copy takes it."""
+    places = [laid(request, tmp_path) for request in asked]
+    done = subprocess.run([sys.executable, "-c", COPIES, *places], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n") == ["-9 -9 True", "(None, 0) True", "(None, 0) True", "-15", ""], done.stderr
+    for request, result in zip(asked, Local().run(asked, tmp_path / "apart"), strict=True):
+        own = read_result(request.place(tmp_path))
+        assert own is not None and own.validation == result.validation
+        assert (request.place(tmp_path) / workers.COMPLAINTS).read_text() == ""
 
 
 def test_the_next_run_begins_before_a_result_is_used(asked: list[RunRequest], tmp_path: Path) -> None:
