@@ -5,11 +5,13 @@ import math
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import glassformer as gf
+from glassformer.comparison import experiment, summary
 from glassformer.comparison.arms import (
     DesignArm,
     arms,
@@ -24,7 +26,7 @@ from glassformer.errors import Code, RequestError
 from glassformer.naming import preset
 from glassformer.runs.contrasts import mean_interval
 from glassformer.runs.events import Begin, End, Event, Kept, ReadingEvent, Start
-from glassformer.runs.results import RunResult
+from glassformer.runs.results import Results, RunResult
 from glassformer.runs.simultaneous import student_quantile
 from glassformer.runs.verdicts import stand_in, verdicts
 from glassformer.runs.workers import WorkerRun
@@ -419,6 +421,24 @@ def test_finished_runs_are_in_the_results_at_any_time(source: Path, tmp_path: Pa
     assert told() == ([A, C], "2 of 3 runs so far")
     compare([C, B, A], source, out=out, executor=AT_ONCE, **PLAN)
     assert told() == ([C, B, A], "complete")
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, [0, 1, 2, 3]), (0.01, [0, 3])])
+def test_results_are_rewritten_as_often_as_takes_a_hundredth_of_the_time(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[int]
+) -> None:
+    """Runs that end at once, on a clock that only writing moves; the last time, all of them are in the results."""
+    written, now = list[int](), [0.0]
+
+    def write(results: Results, folder: Path) -> None:
+        summary.write(results, folder)
+        written.append(len(results.runs))
+        now[0] += seconds
+
+    monkeypatch.setattr(experiment, "write", write)
+    monkeypatch.setattr(experiment, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    compare([A, B, C], source, out=tmp_path / "out", executor=AT_ONCE, **PLAN)
+    assert written == expected
 
 
 def test_arms_and_seeds_are_added_to_a_comparison(source: Path, tmp_path: Path) -> None:
