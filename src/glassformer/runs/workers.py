@@ -56,13 +56,15 @@ class Copy:
     returncode: int | None = None
 
     def __init__(self) -> None:
+        gc.disable()  # what is imported stays
         from glassformer.runs.arm import main
 
+        gc.freeze()
+        gc.enable()
         self.waiting = threading.Lock()
         asked, told = os.pipe(), os.pipe()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        gc.freeze()  # what is imported stays
         self.pid = os.fork()
         if self.pid == 0:
             _become(asked[0], told[1], main)
