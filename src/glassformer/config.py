@@ -77,9 +77,11 @@ class BlockConfig(Value):
             for branch in ("mixer", "ffn")
         }
         parts = {"resid_pre": Cost(kept_selective=stream, kept_full=stream)}
-        parts["mixer"] = self.mixer.costs(ctx, inner["mixer"])
-        if self.ffn is not None:
-            parts["ffn"] = self.ffn.costs(ctx, inner["ffn"])
+        for name, part in (("mixer", self.mixer), ("ffn", self.ffn)):
+            if part is not None:
+                parts[name] = part.costs(ctx, inner[name])
+                if self.residual.adds_at_once(name, self.within(ctx)) and part.at_once(ctx, inner[name]):
+                    parts[name] += Cost(kept=-inner[name].keeps(ctx.d_model))  # the norm, which is made again
         return Cost.of(parts) + self.residual.costs(self.within(ctx), shape)
 
 

@@ -287,11 +287,18 @@ inline void gate_back(const Wide* x, Wide* y) {
 
 // RMS norm
 
-// y (d) = x rate w; returns rate = 1 / sqrt(mean(x^2) + eps).
+// y (d) = x rate w.
+template <typename X>
+inline void scaled(const X* x, float rate, const float* w, X* y, int64_t d) {
+#pragma GCC ivdep
+    for (int64_t j = 0; j < d; ++j) put(y[j], value(x[j]) * rate * w[j]);
+}
+
+// The same of rate = 1 / sqrt(mean(x^2) + eps), which it returns.
 template <typename X>
 inline float norm(const X* x, const float* w, X* y, int64_t d, float eps) {
     const float rate = 1 / std::sqrt(product(x, x, d) / d + eps);
-    for (int64_t j = 0; j < d; ++j) put(y[j], value(x[j]) * rate * w[j]);
+    scaled(x, rate, w, y, d);
     return rate;
 }
 

@@ -100,17 +100,17 @@ inline float mean(const float* x, int64_t d) {
     return total / d;
 }
 
-// A norm before the first matrices, whose x is added to y: its weight (d), or null without a norm, results and rates. RMS, or with
-// an offset (d) and means that of x - mean(x).
+// A norm before the first matrices, whose x is added to y: its weight (d), or null without a norm, room for the results of a step
+// (step, d), and rates. RMS, or with an offset (d) and means that of x - mean(x). The gradient makes the results again.
 struct Norm {
     const float *weight, *offset;
-    float *normed, *rates, *means;
+    float *room, *rates, *means;
     float eps;
 
     int64_t sums(int64_t d) const { return offset ? 2 * d : d; }  // numbers of the gradients of weight and offset
 
-    // What the matrices read.
-    const float* of(const float* x) const { return weight ? normed : x; }
+    // What the matrices read of rows `from` of a step, which begin at x.
+    const float* of(const float* x, int64_t from, int64_t d) const { return weight ? room + from * d : x; }
 
     const float* centred(const float* x, int64_t r, int64_t d, float* row) const {
         if (!means) return x;
@@ -118,12 +118,19 @@ struct Norm {
         return row;
     }
 
-    void forward(const float* x, int64_t first, int64_t m, int64_t d) const {
-        float row[WIDEST];
-        for (int64_t r = first; weight && r < first + m; ++r) {
-            float* y = normed + r * d;
+    void forward(const float* x, int64_t from, int64_t first, int64_t m, int64_t d) const {
+        float row[WIDEST], *y = room + from * d;
+        for (int64_t r = first; weight && r < first + m; ++r, y += d) {
             if (means) means[r] = mean(x + r * d, d);
             rates[r] = fused_loops::norm(centred(x + r * d, r, d, row), weight, y, d, eps);
+            for (int64_t i = 0; offset && i < d; ++i) y[i] += offset[i];
+        }
+    }
+
+    void again(const float* x, int64_t from, int64_t first, int64_t m, int64_t d) const {
+        float row[WIDEST], *y = room + from * d;
+        for (int64_t r = first; weight && r < first + m; ++r, y += d) {
+            fused_loops::scaled(centred(x + r * d, r, d, row), rates[r], weight, y, d);
             for (int64_t i = 0; offset && i < d; ++i) y[i] += offset[i];
         }
     }
@@ -207,11 +214,11 @@ void feed(
     const Norm before = *norm;
     const int64_t d = c.d, f = c.f, gates = c.gates;
     c.together([=] { c.blocks(c.rows, [=](int64_t first, int64_t m) {
-        const int64_t own = omp_get_thread_num() * c.block * f, at = first * f;
-        before.forward(x, first, m, d);
+        const int64_t own = omp_get_thread_num() * c.block, at = first * f;
+        before.forward(x, own, first, m, d);
         for (int64_t i = 0; i < gates; ++i)
-            c.linear(before.of(x) + first * d, weights[i], biases[i], opened[i] + at, m, f, d);
-        float *one = opened[0] + at, *made = room + own;
+            c.linear(before.of(x + first * d, own, d), weights[i], biases[i], opened[i] + at, m, f, d);
+        float *one = opened[0] + at, *made = room + own * f;
         fused_loops::with_activation(c.activation, [=](auto kind) {
             if (gates == 2)
                 fused_products::each<fused_loops::gate<decltype(kind)>>(m * f, {one, opened[1] + at}, {made});
@@ -233,7 +240,6 @@ void feed_back(
     const Call& c = *call;
     const int64_t d = c.d, f = c.f, gates = c.gates;
     const Norm before = *norm;
-    const float* read = before.of(x);
     c.together([=] {
         for (int64_t begin = 0; begin < c.rows; begin += c.step) {
             const int64_t all = std::min(c.step, c.rows - begin);
@@ -253,11 +259,12 @@ void feed_back(
                 });
                 for (int64_t i = 0; grad_x && i < gates; ++i)
                     c.product(rooms[i] + from * f, false, f, weights[i], false, d, grad_x + first * d, d, m, d, f, i > 0);
+                before.again(x, from, first, m, d);
                 before.backward(grad, x, grad_x, grad_norms + first / c.block * before.sums(d), first, m, d);
             });
             c.columns(f, [=](int64_t j, int64_t n) {
                 for (int64_t i = 0; i < gates; ++i)
-                    c.gather(rooms[i] + j, f, read + begin * d, grad_weights[i], grad_biases[i], j, n, d, all, add);
+                    c.gather(rooms[i] + j, f, before.of(x + begin * d, 0, d), grad_weights[i], grad_biases[i], j, n, d, all, add);
                 if (float* w = grad_weights[gates])
                     c.product(grad + begin * d, true, d, rooms[gates] + j, false, f, w + j, f, d, n, all, add);
             });
@@ -334,8 +341,8 @@ int32_t mix(
             const int64_t all = std::min(c.step, c.rows - begin);
             c.blocks(all, [=](int64_t from, int64_t m) {
                 const int64_t first = begin + from;
-                before.forward(x, first, m, d);
-                c.linear(before.of(x) + first * d, weight, bias, qkv + first * o, m, o, d);
+                before.forward(x, from, first, m, d);
+                c.linear(before.of(x + first * d, from, d), weight, bias, qkv + first * o, m, o, d);
                 of.turn_in_place(qkv, 0, first, m, 1);
             });
 #pragma omp for schedule(static)
@@ -382,10 +389,11 @@ int32_t mix_back(
                 of.turn_in_place(room, begin, first, m, -1);
                 if (grad_x) c.product(room + from * o, false, o, weight, false, d, grad_x + first * d, d, m, d, o, false);
                 float* sums = grad_norms + (begin / c.step * in_step + from / c.block) * before.sums(d);
+                before.again(x, from, first, m, d);
                 before.backward(grad, x, grad_x, sums, first, m, d);
             });
             c.columns(o, [=](int64_t j, int64_t n) {
-                c.gather(room + j, o, before.of(x) + begin * d, grad_weight, grad_bias, j, n, d, all, add);
+                c.gather(room + j, o, before.of(x + begin * d, 0, d), grad_weight, grad_bias, j, n, d, all, add);
             });
             c.columns(i, [=](int64_t j, int64_t n) {
                 if (grad_after)

@@ -95,25 +95,31 @@ def counts(ctx: BuildContext, shape: Shape) -> bool:
 
 
 class _Norm(ctypes.Structure):
-    """Addresses of weight, offset, results, rates and means of a norm, and its eps; nulls for what it lacks, or without
-    a norm."""
+    """Addresses of weight, offset, room for results, rates and means of a norm, and its eps; nulls for what it lacks,
+    or without a norm."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "offset", "normed", "rates", "means")),
+        *((name, ctypes.c_void_p) for name in ("weight", "offset", "room", "rates", "means")),
         ("eps", ctypes.c_float),
     )
 
     @staticmethod
     def made(x: Tensor, scale: Tensor | None, centred: bool) -> tuple[Tensor | None, ...]:
-        """Returns empty tensors for results, rates and means of x."""
+        """Returns empty tensors for rates and means of x."""
         if scale is None:
-            return None, None, None
+            return None, None
         rates = x.new_empty(x.shape[:-1])
-        return torch.empty_like(x), rates, torch.empty_like(rates) if centred else None
+        return rates, torch.empty_like(rates) if centred else None
 
     @staticmethod
-    def of(eps: float, *tensors: Tensor | None) -> Any:
-        return ctypes.byref(_Norm(*map(_at, tensors), eps))
+    def of(eps: float, room: Tensor | None, norm: Any) -> Any:
+        scale, offset, rates, means = norm
+        return ctypes.byref(_Norm(*map(_at, (scale, offset, room, rates, means)), eps))
+
+    @staticmethod
+    def results(x: Tensor, step: int, scale: Tensor | None) -> Tensor | None:
+        """Returns room for the results of a step of rows."""
+        return None if scale is None else x.new_empty(step, x.shape[-1])
 
     @staticmethod
     def gradients(parts: Tensor | None, d: int, offset: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -139,9 +145,10 @@ class _Feed(torch.autograd.Function):
         step = ctx.call[6]
         opened, y = [x.new_empty(x.numel() // d, f) for _ in range(gates)], torch.empty_like(x)
         room, norm = x.new_empty(step, f), (scale, offset, *_Norm.made(x, scale, centred))
+        results = _Norm.results(x, step, scale)
         _library().feed(
-            ctypes.byref(_Call(*ctx.call)), _Norm.of(eps, *norm), _at(x), _each(weights), _each(biases), _each(opened),
-            _at(room), _at(y),
+            ctypes.byref(_Call(*ctx.call)), _Norm.of(eps, results, norm), _at(x), _each(weights), _each(biases),
+            _each(opened), _at(room), _at(y),
         )  # fmt: skip
         ctx.save_for_backward(x, *norm, *opened, *weights)
         return y
@@ -151,18 +158,19 @@ class _Feed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         _, _, rows, d, f, block, step, gates, *_ = ctx.call
         x, *kept = ctx.saved_tensors
-        norm, kept = kept[:5], kept[5:]
+        norm, kept = kept[:4], kept[4:]
         opened, weights, grad = kept[:gates], kept[gates:], grads[0].contiguous()
         rooms = [x.new_empty(step, f) for _ in range(gates + 1)]
         scale, offset, *_ = norm
         of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
         of_norms = None if scale is None else x.new_empty(-(-rows // block), d if offset is None else 2 * d)
+        results = _Norm.results(x, step, scale)
         wanted = ctx.needs_input_grad[7:]
         shapes = [weight.shape for weight in weights] + [weight.shape[:1] for weight in weights]
         made = [x.new_empty(shape) if want else None for shape, want in zip(shapes, wanted, strict=True)]
         _library().feed_back(
-            ctypes.byref(_Call(*ctx.call)), _Norm.of(ctx.eps, *norm), _at(of_norms), _at(grad), _at(x), _each(weights),
-            _each(opened), _each(rooms), _at(of_x), _each(made[: gates + 1]), _each(made[gates + 1 :]),
+            ctypes.byref(_Call(*ctx.call)), _Norm.of(ctx.eps, results, norm), _at(of_norms), _at(grad), _at(x),
+            _each(weights), _each(opened), _each(rooms), _at(of_x), _each(made[: gates + 1]), _each(made[gates + 1 :]),
         )  # fmt: skip
         return of_x, *[None] * 4, *_Norm.gradients(of_norms, d, offset), *made
 
@@ -234,8 +242,8 @@ class _Mix(torch.autograd.Function):
         qkv, z, y = x.new_empty(b, s, len(weight)), x.new_empty(b, s, n * width), torch.empty_like(x)
         log_z = x.new_empty(b, n, s)
         norm = scale, offset, *_Norm.made(x, scale, centred)
-        given = x, weight, bias, after, bias_after, qkv, z, log_z, y
-        if _library().mix(*_Mix._call(ctx, norm, cos, sin), *map(_at, given)):
+        given, results = (x, weight, bias, after, bias_after, qkv, z, log_z, y), _Norm.results(x, ctx.call[6], scale)
+        if _library().mix(*_Mix._call(ctx, results, norm, cos, sin), *map(_at, given)):
             raise MemoryError("attention")
         ctx.save_for_backward(x, weight, after, qkv, z, log_z, cos, sin, *norm)
         return y
@@ -256,15 +264,17 @@ class _Mix(torch.autograd.Function):
         of_norms = None if scale is None else x.new_empty(blocks, d if offset is None else 2 * d)
         grad, room, room_z = grads[0].contiguous(), x.new_empty(step, len(weight)), x.new_empty(step, z.shape[-1])
         given = of_norms, grad, x, weight, after, qkv, z, log_z, room, room_z, of_x, *made
-        if _library().mix_back(*_Mix._call(ctx, norm, cos, sin), *map(_at, given)):
+        results = _Norm.results(x, step, scale)
+        if _library().mix_back(*_Mix._call(ctx, results, norm, cos, sin), *map(_at, given)):
             raise MemoryError("the gradient of attention")
         return of_x, *[None] * 8, *_Norm.gradients(of_norms, d, offset), *made
 
     @staticmethod
-    def _call(ctx: Any, norm: Any, cos: Tensor | None, sin: Tensor | None) -> tuple[Any, ...]:
+    def _call(ctx: Any, results: Any, norm: Any, cos: Tensor | None, sin: Tensor | None) -> tuple[Any, ...]:
         """Returns the descriptions of a call, for the C++."""
         heads, sizes = _Heads(*ctx.heads, _at(cos), _at(sin)), fused_loops.AttentionSizes(*ctx.sizes)
-        return ctypes.byref(_Call(*ctx.call)), _Norm.of(ctx.eps, *norm), ctypes.byref(heads), ctypes.byref(sizes)
+        call = ctypes.byref(_Call(*ctx.call)), _Norm.of(ctx.eps, results, norm)
+        return *call, ctypes.byref(heads), ctypes.byref(sizes)
 
 
 def project(

@@ -136,6 +136,10 @@ class FFNConfig(PartConfig, axis="ffn"):
         """Returns parameters, FLOPs (2 for each multiplication with an addition) and bytes of the FFN for the workload
         `shape`."""
 
+    def at_once(self, ctx: BuildContext, shape: Shape) -> bool:
+        """Returns True if a step of this workload computes the network in one operation."""
+        return False
+
     def separate_costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Returns the costs of this FFN with its layers and loops as separate operations, which keep the hidden values
         that one operation makes again."""

@@ -164,10 +164,13 @@ class GluConfig(FFNConfig, kind="glu", words=_WORDS):
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         cost = self.separate_costs(ctx, shape)
-        if self.clamp is not None or not fused_products.counts(ctx, shape):
+        if not self.at_once(ctx, shape):
             return cost
         again = 1 if self.activation in FUSED else 1 + EXTRA_KEPT[self.activation]  # all but gate and up
         return cost + Cost(kept=-shape.keeps(again * self.width(ctx)))
+
+    def at_once(self, ctx: BuildContext, shape: Shape) -> bool:
+        return self.clamp is None and fused_products.counts(ctx, shape)
 
     def separate_costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         d, f = ctx.d_model, self.width(ctx)

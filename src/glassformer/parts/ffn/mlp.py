@@ -89,8 +89,11 @@ class MlpConfig(FFNConfig, kind="mlp", words=_WORDS):
         return Mlp(ctx.d_model, self.width(ctx), self.activation, self.bias, ctx.make_reparam)
 
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
-        again = EXTRA_KEPT[self.activation] if fused_products.counts(ctx, shape) else 0  # all but the opened values
+        again = EXTRA_KEPT[self.activation] if self.at_once(ctx, shape) else 0  # all but the opened values
         return self.separate_costs(ctx, shape) + Cost(kept=-shape.keeps(again * self.width(ctx)))
+
+    def at_once(self, ctx: BuildContext, shape: Shape) -> bool:
+        return fused_products.counts(ctx, shape)
 
     def separate_costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         d, f = ctx.d_model, self.width(ctx)

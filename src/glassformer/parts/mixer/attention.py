@@ -345,7 +345,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
         if shape.phase != "train":
             return Cost()
         turned, normed = self.position is not None and self.position.turns, self.qk_norm is not None
-        turned = turned and not self._at_once(ctx, shape)  # which turns q and k in place
+        turned = turned and not self.at_once(ctx, shape)  # which turns q and k in place
         value_dim = self._projection(ctx).value_dim
         facts = {"additive": self.softcap is None, "sinks": self.sinks}
         kept, mask = self._call_keeps(ctx, shape, turned, value_dim, **facts)
@@ -367,8 +367,7 @@ class AttentionConfig(SoftmaxAttentionConfig, kind="attention", words=_WORDS):
             own += shape.keeps(z)
         return Cost(kept=own) + mask
 
-    def _at_once(self, ctx: BuildContext, shape: Shape) -> bool:
-        """Returns True if a step of this workload computes the mixer in one operation, like `Attention._at_once`."""
+    def at_once(self, ctx: BuildContext, shape: Shape) -> bool:
         varied = (self.qk_norm, self.softcap, self.shares, self.clip, self.gain_control or None, self.gated or None)
         other = self.module() is not Attention or self.projection.tensors != ("qkv",) or self.sinks or self.dropout
         moved = self.position is not None and (self.position.biases or not self.position.pairs)

@@ -199,6 +199,10 @@ class MixerConfig(PartConfig, axis="mixer"):
                     code="conflict", field=f"mixer.{name}", value=found, expected=str(said),
                 )  # fmt: skip
 
+    def at_once(self, ctx: BuildContext, shape: Shape) -> bool:
+        """Returns True if a step of this workload computes the mixer in one operation."""
+        return False
+
     @abstractmethod
     def costs(self, ctx: BuildContext, shape: Shape) -> Cost:
         """Returns parameters, FLOPs and bytes of the mixer for the workload `shape` (`parts/core/cost.py`)."""

@@ -66,6 +66,11 @@ class Norm(nn.Module):
 class NormConfig(PartConfig, axis="norm"):
     eps: float = Field(1e-5, gt=0)
 
+    @property
+    def of_rows(self) -> bool:
+        """True if `RowNorm` describes the norm."""
+        return False
+
     @abstractmethod
     def build(self, ctx: BuildContext) -> Norm:
         """Returns the norm: forward(x (..., d)) -> (..., d), d = `ctx.width` or `ctx.d_model`. With `ctx.sets`, x is

@@ -52,6 +52,10 @@ class LayerNorm(Norm):
 class LayerNormConfig(NormConfig, kind="layernorm", words="layernorm"):
     bias: bool = True
 
+    @property
+    def of_rows(self) -> bool:
+        return True
+
     def build(self, ctx: BuildContext) -> LayerNorm:
         return LayerNorm(ctx.width or ctx.d_model, self.eps, self.bias, ctx.sets, ctx.feeds_products)
 

@@ -132,6 +132,10 @@ class RMSNormConfig(NormConfig, kind="rmsnorm", words="rmsnorm"):
     affine: bool = True
     """True for a norm with weights w."""
 
+    @property
+    def of_rows(self) -> bool:
+        return self.affine
+
     def build(self, ctx: BuildContext) -> RMSNorm:
         return RMSNorm(ctx.width or ctx.d_model, self.eps, self.unit_offset, ctx.sets, self.affine, ctx.feeds_products)
 

@@ -140,6 +140,10 @@ class ResidualConfig(PartConfig, axis="residual", words=Word("branch_scale", fie
         stream, in its dtype."""
         return self.feeds_products
 
+    def adds_at_once(self, branch: str, ctx: BuildContext) -> bool:
+        """Returns True if x + part(norm(x)) may be one operation for the branch "mixer" or "ffn"."""
+        return False
+
     def build(self, ctx: BuildContext) -> Residual:
         """Returns the residual wiring of a block. The context has the block's norm, and whether the block has an
         FFN."""

@@ -49,3 +49,8 @@ class PreConfig(ResidualConfig, kind="pre", words="pre"):
 
     def feeds(self, branch: str) -> bool:
         return self.mixer_normed or branch != "mixer"
+
+    def adds_at_once(self, branch: str, ctx: BuildContext) -> bool:
+        assert ctx.norm is not None, "a wiring places the norm of its context"
+        plain = self.numbers(ctx)["scale"] == 1.0 and not self.dropout
+        return plain and ctx.norm.of_rows and self.feeds(branch)
