@@ -72,8 +72,8 @@ def test_evaluations_read_no_more_than_the_held_out_text(text: Tokens):
 def test_a_compared_run_spends_a_tenth_of_its_training_on_evaluations(
     steps: int | None, held: int, number: int
 ) -> None:
-    """By hand: 16,384 held-out tokens at a time, each at .36 of a training token's time, and half as many at each of
-    four contexts."""
+    """By hand: 16,384 held-out tokens at a time, each at .36 of a training token's time, and 8,192 at each of four
+    contexts."""
     run = SimpleNamespace(
         steps=steps, recipe=recipe(), text=SimpleNamespace(validation=range(held)),
         batches=SimpleNamespace(tokens_per_step=1024),

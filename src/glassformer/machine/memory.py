@@ -43,7 +43,7 @@ def _ask_for_large_pages(libc: ctypes.CDLL) -> None:
         return
     first = -(-block // LARGE_PAGE) * LARGE_PAGE
     libc.madvise(first, (block + IN_LARGE_PAGES - first) // LARGE_PAGE * LARGE_PAGE, madv_hugepage)
-    libc.free(block)  # to the end of the heap, from which later blocks come
+    libc.free(block)  # to the end of the heap, where later blocks are taken
 
 
 def all_memory(groups: quota.GroupFiles = quota.HERE) -> int | None:

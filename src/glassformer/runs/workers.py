@@ -18,18 +18,21 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from glassformer.runs.events import Notify
 
-START = """
+ARM = "glassformer.runs.arm"
+"""Module of the program of a worker."""
+START = f"""
 import gc, sys
 if (root := sys.argv.pop(1)) not in sys.path:
     sys.path.insert(0, root)
 gc.disable()  # what is imported stays
-from glassformer.runs.arm import main
+from {ARM} import main
 gc.freeze()
 gc.enable()
 sys.exit(main())
@@ -57,8 +60,7 @@ class Copy:
 
     def __init__(self) -> None:
         gc.disable()  # what is imported stays
-        from glassformer.runs.arm import main
-
+        main = import_module(ARM).main
         gc.freeze()
         gc.enable()
         self.waiting = threading.Lock()
@@ -88,7 +90,7 @@ class Copy:
         return self.returncode
 
     def _look(self, how: int) -> None:
-        """Sets the exit status if the process has ended; waits for that unless told by `how` not to."""
+        """Sets the exit status if the process has ended; `how`: os.WNOHANG, or 0 to wait for its end."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, how)
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
@@ -199,8 +201,8 @@ class Pool:
         atexit.register(self.close)
 
     def prepare(self, workers: int) -> None:
-        """Starts idle workers until there are `workers` of them: one so that it imports while the caller does, several
-        as copies of the caller, which must not have begun its work, because imports of many would wait for cores."""
+        """Starts idle workers until there are `workers` of them: one imports while the caller does; several are copies
+        of the caller, which must have done nothing yet, because their imports would wait for each other's cores."""
         with self.lock:
             copied = FORKS and workers > 1
             self.idle += [Worker(dict(os.environ), copied=copied) for _ in range(workers - len(self.idle))]
