@@ -160,7 +160,6 @@ def test_processes_that_wait_for_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(workers, "START", f"import sys\nfor _ in sys.stdin: print({lines!r}, flush=True)")
     pool = workers.Pool()
     monkeypatch.setattr(workers, "POOL", pool)
-    monkeypatch.setattr(workers, "FORKS", False)
     pool.prepare(2)
     pool.prepare(2)
     ready = {worker.process.pid for worker in pool.idle}
@@ -180,7 +179,8 @@ COPIES = """
 import signal, sys
 from pathlib import Path
 from glassformer.runs import workers
-workers.POOL.prepare(3)
+from glassformer.runs.arm import main
+workers.POOL.prepare(3, main)
 copies = {worker.process.pid for worker in workers.POOL.idle}
 first = workers.POOL.idle[0].process
 first.kill()

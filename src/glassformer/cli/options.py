@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -221,11 +222,19 @@ class ExecutorOptions:
     example slurm:partition=NAME,time=MINUTES,gpus=1."""
 
     def prepare(self) -> None:
-        """Starts the processes that will train runs on this machine, so that they import torch while this one does."""
+        """Starts the processes that will train runs on this machine: one imports torch while this one does, several are
+        copies of this one after its imports, since theirs would wait for each other's cores."""
         if self.executor == "here" and self.slots is None and 1 <= self.workers <= (os.cpu_count() or 1):
-            from glassformer.runs.workers import POOL
+            from glassformer.runs.workers import FORKS, POOL
 
-            POOL.prepare(self.workers)
+            main = None
+            if FORKS and self.workers > 1:
+                gc.disable()  # what is imported stays
+                from glassformer.runs.arm import main
+
+                gc.freeze()
+                gc.enable()
+            POOL.prepare(self.workers, main)
 
     def made(self, device: str = "auto") -> Any:
         """Returns the executor that trains the runs. Raises RequestError for options that contradict."""

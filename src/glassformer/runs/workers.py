@@ -8,7 +8,6 @@ module imports no torch, so that a verb can start workers before it imports torc
 from __future__ import annotations
 
 import atexit
-import gc
 import json
 import os
 import signal
@@ -18,21 +17,18 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from glassformer.runs.events import Notify
 
-ARM = "glassformer.runs.arm"
-"""Module of the program of a worker."""
-START = f"""
+START = """
 import gc, sys
 if (root := sys.argv.pop(1)) not in sys.path:
     sys.path.insert(0, root)
 gc.disable()  # what is imported stays
-from {ARM} import main
+from glassformer.runs.arm import main
 gc.freeze()
 gc.enable()
 sys.exit(main())
@@ -58,11 +54,8 @@ class Copy:
 
     returncode: int | None = None
 
-    def __init__(self) -> None:
-        gc.disable()  # what is imported stays
-        main = import_module(ARM).main
-        gc.freeze()
-        gc.enable()
+    def __init__(self, main: Callable[[], int]) -> None:
+        """Starts the copy, which ends with the exit status that `main` returns, the program of a worker."""
         self.waiting = threading.Lock()
         asked, told = os.pipe(), os.pipe()
         for stream in (sys.stdout, sys.stderr):
@@ -129,11 +122,13 @@ class Worker:
 
     process: subprocess.Popen[str] | Copy
 
-    def __init__(self, environment: Mapping[str, str], place: Path | None = None, copied: bool = False):
-        """Starts the process, for the run in the folder `place`, or for one that comes later; `copied`: as a copy of
-        this process."""
-        if copied:
-            self.made_of, self.process = (START, os.getcwd(), dict(environment)), Copy()
+    def __init__(
+        self, environment: Mapping[str, str], place: Path | None = None, main: Callable[[], int] | None = None
+    ):
+        """Starts the process, for the run in the folder `place`, or for one that comes later; with `main`, the program
+        of a worker, as a copy of this process."""
+        if main is not None:
+            self.made_of, self.process = (START, os.getcwd(), dict(environment)), Copy(main)
             return
         # -P: the current folder may hold a user's file with a module's name, such as random.py
         command = [sys.executable, "-P", "-c", START, str(Path(__file__).parents[2])]
@@ -200,12 +195,11 @@ class Pool:
         self.lock = threading.Lock()
         atexit.register(self.close)
 
-    def prepare(self, workers: int) -> None:
-        """Starts idle workers until there are `workers` of them: one imports while the caller does; several are copies
-        of the caller, which must have done nothing yet, because their imports would wait for each other's cores."""
+    def prepare(self, workers: int, main: Callable[[], int] | None = None) -> None:
+        """Starts idle workers until there are `workers` of them, so that they import while the caller does; with
+        `main`, the program of a worker, as copies of the caller, which has imported it and done nothing else."""
         with self.lock:
-            copied = FORKS and workers > 1
-            self.idle += [Worker(dict(os.environ), copied=copied) for _ in range(workers - len(self.idle))]
+            self.idle += [Worker(dict(os.environ), main=main) for _ in range(workers - len(self.idle))]
 
     def take(self, environment: Mapping[str, str]) -> Worker | None:
         """Returns an idle worker of this environment, or None; workers of other environments are ended."""
