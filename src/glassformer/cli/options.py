@@ -230,8 +230,9 @@ class ExecutorOptions:
             main = None
             if FORKS and self.workers > 1:
                 gc.disable()  # what is imported stays
-                from glassformer.runs.arm import main
+                from glassformer.runs import arm
 
+                main = arm.main
                 gc.freeze()
                 gc.enable()
             POOL.prepare(self.workers, main)
