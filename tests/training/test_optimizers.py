@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from glassformer.config import ModelConfig
 from glassformer.errors import RequestError
@@ -31,6 +31,7 @@ from glassformer.training import (
     train,
 )
 from glassformer.training.optimizers import muon
+from glassformer.training.optimizers.adamw import AdamW
 from glassformer.training.overrides import with_recipe
 from tests.refused import refused
 from tests.training.test_loop import TEN, interrupt_at, told
@@ -162,6 +163,31 @@ def test_torchs_own_over_groups_by_declared_decay(config: OptimizerConfig, their
             before.grad = gradients(begun, step)[i]
             optimizer.step()
         torch.testing.assert_close(now, before, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adamw_is_torchs_bit_for_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over steps in which a parameter has no gradient or gets its first one; only those in fp32 pass torch's `step`."""
+    whole, calls = torch.optim.AdamW._init_group, list[str]()
+    monkeypatch.setattr(torch.optim.AdamW, "_init_group", lambda *a: calls.append(type(a[0]).__name__) or whole(*a))
+    draw = torch.Generator().manual_seed(0)
+    first = [torch.randn(5, 3, generator=draw, dtype=torch.float32).to(dtype) for _ in range(3)]
+    ours, theirs = ([nn.Parameter(one.clone()) for one in first] for _ in range(2))
+    stepped = []
+    for params, made in ((ours, AdamW), (theirs, torch.optim.AdamW)):
+        groups = [{"params": params[:2], "weight_decay": 0.1}, {"params": params[2:], "weight_decay": 0.0}]
+        stepped.append(made(groups, lr=0.1, betas=(0.9, 0.95), eps=1e-8, fused=True))
+    for step in range(6):
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            a.grad = None if (i, step % 3) in ((1, 0), (2, 2)) else torch.randn(5, 3, generator=draw).to(dtype)
+            b.grad = None if a.grad is None else a.grad.clone()
+        for one in stepped:
+            one.step()
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    own, other = (one.state_dict()["state"] for one in stepped)
+    assert all(torch.equal(own[i][name], other[i][name]) for i in other for name in other[i])
+    times = 2 if dtype == torch.float32 else 6  # the first step, and that with the first gradient of another parameter
+    assert calls.count("AdamW") == 2 * 6 + 2 * times
 
 
 def test_a_run_imports_no_compiler() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -108,15 +109,22 @@ def forecast(values: np.ndarray) -> tuple[float, float]:
     phi = sum r_t r_(t-1) / sum r_(t-1)^2 within [0, 1]; sigma^2 = sum (r_t - phi r_(t-1))^2 / (n - 3), for the two
     parameters of the line and phi."""
     n = len(values)
-    times = np.arange(n) - (n - 1) / 2
-    slope = times @ values / (times @ times)
-    level = values.mean()
+    times, square = _times(n)
+    slope = times @ values / square
+    level = np.add.reduce(values) / n
     residual = values - level - slope * times
     before, after = residual[:-1], residual[1:]
     power = before @ before
     phi = min(1.0, max(0.0, before @ after / power)) if power > 0 else 0.0
     error = after - phi * before
     return level + slope * (n + 1) / 2 + phi * residual[-1], math.sqrt(error @ error / (n - 3))
+
+
+@lru_cache
+def _times(n: int) -> tuple[np.ndarray, float]:
+    """Returns n numbers a distance of 1 apart with a mean of 0, and the sum of their squares."""
+    times = np.arange(n) - (n - 1) / 2
+    return times, float(times @ times)
 
 
 def _is_finite(value: Any) -> bool:

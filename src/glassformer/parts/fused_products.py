@@ -333,7 +333,8 @@ def feed(
     loop, two for a gating, and the layer `after` it. With a norm, returns x + network(norm(x))."""
     layers, d, f = (*before, after), x.shape[-1], after.in_features
     rows = _before(norm, d)
-    if rows is None or not _serve(network, x, layers, ((f, d),) * len(before) + ((d, f),)):
+    shapes = ((f, d),) * len(before) + ((d, f),)
+    if rows is None or not _serve(network, x, layers, shapes, *_tensors(rows)):
         return None
     matrices = (*(one.weight for one in layers), *(one.bias for one in layers))
     number = ACTIVATIONS.index(activation)
@@ -349,12 +350,12 @@ def _before(norm: Norm | None, d: int) -> tuple[Any, ...] | None:
     if found is None or found.weight.shape != (d,):
         return None
     eps, centred, weight, offset = found
-    weight = weight.contiguous()
-    return (
-        (eps, centred, weight, offset)
-        if fused_loops.serves(*([weight] if offset is None else [weight, offset]))
-        else None
-    )
+    return eps, centred, weight.contiguous(), offset
+
+
+def _tensors(rows: tuple[Any, ...]) -> list[Tensor]:
+    """Returns weight and offset of a norm as `RowNorm`, as far as it has them."""
+    return [one for one in rows[2:] if one is not None]
 
 
 def mix(
@@ -375,7 +376,7 @@ def mix(
     rows = _before(norm, d)
     tables = () if cos is None or sin is None else (cos.contiguous(), sin.contiguous())
     shapes = ((n + g) * h + g * width, d), (d, n * width)
-    if rows is None or not _serve(mixer, x, layers, shapes, *tables):
+    if rows is None or not _serve(mixer, x, layers, shapes, *tables, *_tensors(rows)):
         return None
     matrices = [one for layer in layers for one in (layer.weight, layer.bias)]
     return _Mix.apply(x, heads, causal, factor, *(tables or (None, None)), axis == -1, *rows, *matrices)
