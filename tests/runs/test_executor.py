@@ -196,6 +196,41 @@ print(stopped.wait())
 """
 
 
+ENDS = """
+import os, signal, sys, time
+from glassformer.runs.workers import Copy
+def complains():
+    os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), 2)
+    print("half a line", end="", file=sys.stderr)
+    return 3
+def fails():
+    os.dup2(os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT), 2)
+    raise ValueError("wrong")
+def waits():
+    print("waits", flush=True)
+    time.sleep(60)
+print([Copy(main).wait() for main in (complains, fails)])
+copy = Copy(waits)
+copy.stdout.readline()
+copy.send_signal(signal.SIGINT)
+print(copy.wait(), copy.poll())
+copy.kill()
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print(Copy(lambda: 3).wait())
+"""
+
+
+@pytest.mark.skipif(not workers.FORKS, reason="processes are not copied here")
+def test_ends_of_copies_are_those_of_processes(tmp_path: Path) -> None:
+    """An exit status, with a line on standard error that has no end; an exception; a signal; and no status if the
+    command ignores the end of its children."""
+    files = [tmp_path / "complains.txt", tmp_path / "fails.txt"]
+    done = subprocess.run([sys.executable, "-c", ENDS, *files], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["[3, 1]", "-2 -2", "0"], done.stderr
+    assert files[0].read_text() == "half a line"
+    assert files[1].read_text().splitlines()[-1] == "ValueError: wrong"
+
+
 @pytest.mark.skipif(not workers.FORKS, reason="processes are not copied here")
 def test_copies_of_a_process_train_as_new_processes_do(asked: list[RunRequest], tmp_path: Path) -> None:
     """In a process that has only imported; one copy is killed before its run, and another copy takes it."""

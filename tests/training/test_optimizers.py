@@ -177,6 +177,7 @@ def test_adamw_is_torchs_bit_for_bit(dtype: torch.dtype, monkeypatch: pytest.Mon
     for params, made in ((ours, AdamW), (theirs, torch.optim.AdamW)):
         groups = [{"params": params[:2], "weight_decay": 0.1}, {"params": params[2:], "weight_decay": 0.0}]
         stepped.append(made(groups, lr=0.1, betas=(0.9, 0.95), eps=1e-8, fused=True))
+    assert not stepped[0].state[ours[0]], "reading a state makes it"
     for step in range(6):
         for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             a.grad = None if (i, step % 3) in ((1, 0), (2, 2)) else torch.randn(5, 3, generator=draw).to(dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from glassformer.machine.defaults import DTYPES, DType, Settings, apply, machine, settings, synchronize
 from glassformer.machine.device import WEIGHT_DTYPES, can_compile, device_named, dtype_of, has_fast_bfloat16
-from glassformer.machine.memory import forget_peak, free_memory, keep_freed_memory, peak_memory
+from glassformer.machine.memory import file_pages, forget_peak, free_memory, keep_freed_memory, peak_memory
 from glassformer.machine.others import seconds_since_start
 from glassformer.machine.processor import available_cores
 
@@ -19,6 +19,7 @@ __all__ = [
     "can_compile",
     "device_named",
     "dtype_of",
+    "file_pages",
     "forget_peak",
     "free_memory",
     "has_fast_bfloat16",

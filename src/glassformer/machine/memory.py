@@ -81,6 +81,15 @@ def available(file: str) -> int | None:
         return None
 
 
+def file_pages() -> int:
+    """Returns the bytes of mapped files, such as libraries, that this process has touched; 0 if unknown."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssFile:"))
+    except (OSError, StopIteration, ValueError):
+        return 0
+
+
 def peak_memory(device: str) -> int:
     """Returns the most bytes that this process has had: on the device if it has separate memory, otherwise resident
     ones; 0 if unknown."""

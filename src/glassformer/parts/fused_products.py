@@ -126,7 +126,8 @@ class _Norm(ctypes.Structure):
         """Returns the gradients of weight and offset, which are next to each other in the first row."""
         if parts is None:
             return None, None
-        return (parts[0], None) if offset is None else (parts[0, :d], parts[0, d:])
+        sums = parts[0].clone()  # without the room of the other blocks
+        return (sums, None) if offset is None else (sums[:d], sums[d:])
 
 
 class _Feed(torch.autograd.Function):

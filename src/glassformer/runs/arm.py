@@ -140,7 +140,7 @@ def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Seque
     config, recipe = ModelConfig.from_dict(request["config"]), Recipe.of(**request["recipe"])
     text = Tokens.open(**request["text"])
     load_compiler(config, recipe, bool(request.get("imports")))
-    before = machine.peak_memory("cpu" if recipe.device == "auto" else recipe.device)
+    before = machine.peak_memory("cpu" if recipe.device == "auto" else recipe.device) - machine.file_pages()
     who = {"name": request["name"], "seed": recipe.seed}
     said, trained = 0.0, False
     busy = CoreTimes()
@@ -174,7 +174,8 @@ def measure(folder: Path, request: dict[str, Any], say: Notify, callbacks: Seque
         )  # fmt: skip
     peak = machine.peak_memory(run.how.device)
     say(events.Measuring(**who))
-    added = None if not trained else peak - before if run.how.device == "cpu" else peak
+    # without the pages of libraries, which the first run of a process touches for all
+    added = None if not trained else peak - machine.file_pages() - before if run.how.device == "cpu" else peak
     result = describe(request["name"], run, added)
     if first is not None:
         result = result.changed(pretrained=first.fingerprint)

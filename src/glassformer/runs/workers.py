@@ -36,6 +36,7 @@ sys.exit(main())
 """Code of a worker: a run is trained by the code of its parent, from any place of import."""
 FORKS = sys.platform == "linux"
 """True if a process may be copied after its imports; on others, libraries do not survive the copy."""
+STOPPING = {signal.SIGINT, signal.SIGTERM}
 OPEN = 1 << 12
 """Number above those of open files that a copied process closes."""
 COMPLAINTS = "stderr.txt"
@@ -59,10 +60,13 @@ class Copy:
         self.waiting = threading.Lock()
         asked, told = os.pipe(), os.pipe()
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            if stream is not None:  # closed by a shell
+                stream.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until the copy has set its handlers
         self.pid = os.fork()
         if self.pid == 0:
             _become(asked[0], told[1], main)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         for ours in (asked[0], told[1]):
             os.close(ours)
         self.stdin: IO[str] | None = os.fdopen(asked[1], "w", encoding="utf-8")
@@ -85,12 +89,16 @@ class Copy:
     def _look(self, how: int) -> None:
         """Sets the exit status if the process has ended; `how`: os.WNOHANG, or 0 to wait for its end."""
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, how)
+            try:
+                pid, status = os.waitpid(self.pid, how)
+            except ChildProcessError:  # the command ignores SIGCHLD, so that the system keeps no status
+                pid, status = self.pid, 0
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it ended just now, as a thread in `wait` is about to say
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -101,19 +109,23 @@ def _become(asked: int, told: int, main: Callable[[], int]) -> NoReturn:
     status = 1
     try:
         os.setsid()  # Ctrl-C in a terminal reaches only the parent, which passes it on once
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for source, target in ((asked, 0), (told, 1), (nowhere, 2)):
             os.dup2(source, target)
         os.closerange(3, OPEN)  # also the pipes of other workers, which would not see their parent's end
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8", errors="replace") for n in (1, 2))
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, encoding="utf-8", errors="backslashreplace") for n in (1, 2))
         status = main()
-        sys.stdout.flush()
+    except KeyboardInterrupt:  # ends by the signal, which is how the parent knows that it was asked to stop
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
         traceback.print_exc()
-        sys.stderr.flush()
     finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
         os._exit(status)  # what the parent does at its end is not for a copy
 
 

@@ -103,9 +103,10 @@ def spared(run: Training) -> int:
     seconds with those at several contexts are at most `EVALUATED` of its training."""
     if run.steps is None:
         return EVALUATIONS
-    each = FORWARD * min(run.recipe.evaluation_tokens, len(run.text.validation))
-    paid = EVALUATED * run.steps * run.batches.tokens_per_step / max(1.0, each) - CONTEXTS
-    return max(FEWEST, min(EVALUATIONS, int(paid)))
+    held, usual = len(run.text.validation), run.recipe.evaluation_tokens
+    at_contexts = 4 * min(held, max(usual // 2, 8 * run.recipe.context))  # at least one text of the longest
+    paid = EVALUATED * run.steps * run.batches.tokens_per_step / FORWARD - at_contexts
+    return max(FEWEST, min(EVALUATIONS, int(paid / max(1, min(usual, held)))))
 
 
 def affordable(tokens: int, usual: int) -> int:

@@ -36,7 +36,7 @@ class AdamW(Eager, torch.optim.AdamW):
         """Returns True if a step of this parameter needs nothing but the operation: its state exists, and parameter and
         gradient are plain tensors in fp32 on a CPU."""
         both = parameter, parameter.grad
-        plain = tuple(map(type, both)) == (nn.Parameter, Tensor) and parameter in self.state
+        plain = tuple(map(type, both)) == (nn.Parameter, Tensor) and bool(self.state.get(parameter))
         return plain and parameter.is_cpu and all(one is not None and one.dtype == torch.float32 for one in both)
 
 
