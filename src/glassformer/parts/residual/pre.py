@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from glassformer.parts.core.base import BuildContext
 from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
