@@ -5,6 +5,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from glassformer.parts.core.base import BuildContext
+from glassformer.parts.norm.base import NormConfig
 from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
 
@@ -52,6 +53,5 @@ class PreConfig(ResidualConfig, kind="pre", words="pre"):
         return self.mixer_normed or branch != "mixer"
 
     def adds_at_once(self, branch: str, ctx: BuildContext) -> bool:
-        assert ctx.norm is not None, "a wiring places the norm of its context"
         plain = self.numbers(ctx)["scale"] == 1.0 and not self.dropout
-        return plain and ctx.norm.of_rows and self.feeds(branch)
+        return plain and isinstance(ctx.norm, NormConfig) and ctx.norm.of_rows and self.feeds(branch)
