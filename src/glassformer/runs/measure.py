@@ -29,11 +29,10 @@ from glassformer.runs.results import (
 )
 from glassformer.text import Tokens
 from glassformer.training import Recipe, Run, evaluate, extrapolate, frequency_loss
+from glassformer.training.pace import reached
 
 POINTS = 300
 """Maximum number of points of a curve."""
-REACHED = 8192
-"""Largest number of held-out tokens on which the loss at each of several contexts is measured."""
 GENERATED = 120
 PROMPT = 48
 TEMPERATURE, TOP_K = 0.8, 40
@@ -89,7 +88,7 @@ def measured(result: RunResult, run: Run, text: Tokens, loss_alone: bool = False
         found["frequency_loss"] = frequency_loss(windows)
     if loss_alone:
         return result.changed(validation=_validation(found), loss_alone=True)
-    most = min(run.recipe.evaluation_tokens // 2, REACHED)
+    most = reached(run.recipe)
     reach = extrapolate(run.model, text, context, run.how, most, objective) if objective.continues else []
     return result.changed(
         validation=_validation(found),

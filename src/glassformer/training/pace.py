@@ -32,11 +32,12 @@ FIRST = 2
 STARTED = 2.0
 """Seconds of a run that do not depend on its size: starting its process, weights, files."""
 FORWARD = 0.36
-"""Time of an evaluation per token, as a share of the time of a training step per token, as measured: a third, and that
-a step passes more often through what a product does not."""
-CONTEXTS = 4 * 0.5
-"""Tokens on which a run of a comparison measures its loss at four contexts, in multiples of `evaluation_tokens`"""
-AFTER = 4 + CONTEXTS
+"""Time of an evaluation per token, as a share of the time of a training step per token, as measured; products take a
+third."""
+AT_A_CONTEXT, REACHED = 0.5, 8192
+"""Tokens on which a run of a comparison measures its loss at each of four contexts, in multiples of
+`evaluation_tokens`, and the largest number of them"""
+AFTER = 4 + 4 * AT_A_CONTEXT
 """Tokens that a run of a comparison evaluates after training, in multiples of `evaluation_tokens`: at the end, and at
 four contexts"""
 PASSES = EVALUATIONS + AFTER
@@ -104,9 +105,14 @@ def spared(run: Training) -> int:
     if run.steps is None:
         return EVALUATIONS
     held, usual = len(run.text.validation), run.recipe.evaluation_tokens
-    at_contexts = 4 * min(held, max(usual // 2, 8 * run.recipe.context))  # at least one text of the longest
-    paid = EVALUATED * run.steps * run.batches.tokens_per_step / FORWARD - at_contexts
+    at_context = min(held, max(reached(run.recipe), 8 * run.recipe.context))  # at least one text of the longest
+    paid = EVALUATED * run.steps * run.batches.tokens_per_step / FORWARD - 4 * at_context
     return max(FEWEST, min(EVALUATIONS, int(paid / max(1, min(usual, held)))))
+
+
+def reached(recipe: Recipe) -> int:
+    """Returns the held-out tokens on which a run of a comparison measures its loss at each of four contexts."""
+    return min(int(AT_A_CONTEXT * recipe.evaluation_tokens), REACHED)
 
 
 def affordable(tokens: int, usual: int) -> int:
