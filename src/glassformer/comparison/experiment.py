@@ -274,15 +274,15 @@ def _trained(
     far as that takes little of the time, and returns `results` with all runs. Raises Interrupted on Ctrl-C."""
     begun = results
     found: dict[tuple[str, int], RunResult] = {}
-    took, ended = 0.0, 0.0
+    took, written = 0.0, 0.0
 
     def rewrite() -> None:
-        nonlocal results, took, ended
+        nonlocal results, took, written
         began = time.monotonic()
         results = so_far(begun, found, effect)
         write(results, folder)
-        ended = time.monotonic()
-        took = ended - began
+        written = time.monotonic()
+        took = written - began
 
     try:
         with only_writer(folder), interruptible():
@@ -301,7 +301,7 @@ def _trained(
             try:
                 for result in executor.run(missing, folder, notify):
                     found[result.key] = result
-                    if len(found) < len(requests) and WRITING * (time.monotonic() - ended) >= took:
+                    if len(found) < len(requests) and WRITING * (time.monotonic() - written) >= took:
                         rewrite()
             finally:
                 if missing:

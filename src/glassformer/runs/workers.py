@@ -37,6 +37,7 @@ sys.exit(main())
 FORKS = sys.platform == "linux"
 """True if a process may be copied after its imports; on others, libraries do not survive the copy."""
 STOPPING = {signal.SIGINT, signal.SIGTERM}
+"""Signals that ask a process to stop; a copy waits for its handlers before it takes one."""
 OPEN = 1 << 12
 """Number above those of open files that a copied process closes."""
 COMPLAINTS = "stderr.txt"
