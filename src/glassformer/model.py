@@ -12,11 +12,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError, check_whole
+from glassformer.parts import fused_products
 from glassformer.parts.core import auxiliary
 from glassformer.parts.core.owner import Spread
 from glassformer.parts.core.site import Site, unseen
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.forward_pass import Along, Memory, Pass, position_in_document
+from glassformer.parts.fused_products import Step, through
 from glassformer.parts.head import Head
 from glassformer.parts.loss import rows_with_targets
 from glassformer.parts.mixer import Mixer
@@ -56,9 +58,17 @@ class Block(nn.Module):
         self.resid_post = Site()
 
     def forward(self, x: Tensor, pass_: Pass, state: State | None = None) -> Tensor:
-        mixer = PartBranch(self.mixer, pass_, state)
-        ffn = None if self.ffn is None else PartBranch(self.ffn, pass_)
-        return self.resid_post(self.residual(self.resid_pre(x), mixer, ffn))
+        return self.resid_post(self.residual(self.resid_pre(x), *self._branches(pass_, state)))
+
+    def steps(self, x: Tensor, pass_: Pass, state: State | None) -> list[Step]:
+        """Returns the steps of this layer for a tensor like x: the layer itself, or without a state and if nothing
+        observes it those of its branches."""
+        own = state is None and type(self) is Block and unseen(self)
+        found = self.residual.steps(x, *self._branches(pass_, state)) if own else None
+        return [partial(self, pass_=pass_, state=state)] if found is None else found
+
+    def _branches(self, pass_: Pass, state: State | None) -> tuple[PartBranch, PartBranch | None]:
+        return PartBranch(self.mixer, pass_, state), None if self.ffn is None else PartBranch(self.ffn, pass_)
 
 
 class Tower(nn.Module):
@@ -137,11 +147,19 @@ class Tower(nn.Module):
         if self.sequence is not None:
             x = self.sequence.spread(x)
         *lower, (last, of_last) = zip(self.layers, states, strict=True)
-        for layer, kept in lower:
-            x = layer(x, pass_, kept)
-        x = last(x, pass_, of_last) if rows is None else self._of_rows(last, x, pass_, of_last, rows)
+        x = self._through(lower if rows is not None else [*lower, (last, of_last)], x, pass_)
+        x = x if rows is None else self._of_rows(last, x, pass_, of_last, rows)
         x = x if self.final_norm is None else self.final_norm(x)
         return self.final(x if self.sequence is None else self.sequence.gather(x))
+
+    @staticmethod
+    def _through(layers: Sequence[tuple[Any, State | None]], x: Tensor, pass_: Pass) -> Tensor:
+        """Returns the output of layers, each with its decode state or None."""
+        if fused_products.serve(x):
+            return through(x, [step for layer, kept in layers for step in layer.steps(x, pass_, kept)])
+        for layer, kept in layers:
+            x = layer(x, pass_, kept)
+        return x
 
     @staticmethod
     def _of_rows(layer: Any, x: Tensor, pass_: Pass, state: State | None, rows: Tensor) -> Tensor:

@@ -68,15 +68,15 @@ void sums_of(const Exact& x, int64_t rows, int64_t n, Exact& to) {
 // A norm of the rows of x: none, RMS, or with means; and what the code makes of it.
 struct Before {
     int64_t rows, d, kind;
-    Numbers scale, offset, made, rates, means, parts;
+    Numbers scale, offset, made, rates, means, parts, of_scale, of_offset;
     Exact rate, less;
 
     Before(int64_t rows, int64_t d, int64_t blocks)
         : rows(rows), d(d), kind(draw() % 4), scale(drawn(d)), offset(drawn(d)), made(rows * d), rates(rows), means(rows),
-          parts(blocks * d * (kind == 3 ? 2 : 1)), rate(rows, 1), less(rows) {}
+          parts(blocks * d * (kind == 3 ? 2 : 1)), of_scale(d), of_offset(kind == 3 ? d : 0), rate(rows, 1), less(rows) {}
     Norm norm() {
         return {kind ? scale.data() : nullptr, kind == 3 ? offset.data() : nullptr, made.data(), rates.data(),
-                kind > 1 ? means.data() : nullptr, 1e-3f};
+                kind > 1 ? means.data() : nullptr, of_scale.data(), kind == 3 ? of_offset.data() : nullptr, 1e-3f};
     }
     void normalise(Exact& x) {
         for (int64_t r = 0; kind && r < rows; ++r) {
@@ -103,7 +103,9 @@ struct Before {
             for (int64_t i = 0; i < d; ++i)
                 of_x[r * d + i] = rate[r] * (of_x[r * d + i] * scale[i] - unit(i) * dot - (kind > 1 ? all : 0)) + g[r * d + i];
         }
-        look(Numbers(parts.begin(), parts.begin() + count), of_weights);
+        Numbers found = of_scale;
+        found.insert(found.end(), of_offset.begin(), of_offset.end());
+        look(found, of_weights);
     }
 };
 

@@ -101,7 +101,7 @@ def test_networks_are_their_definition(name: str, normed: bool, threads: int, ca
     x = drawn(3, 171, width).requires_grad_()
     torch.set_num_threads(threads)
     try:
-        y = network.added_at_once(x, norm) if normed else network(x)
+        y = (network.added_at_once(x, norm) if normed else network)(x)
         made = gradients(parts, y, x)
     finally:
         torch.set_num_threads(before)
@@ -344,3 +344,74 @@ def test_documents_and_states_have_separate_operations(called: dict[str, int]) -
     torch.testing.assert_close(later, whole, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(two[:, :40], whole[:, :40], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(two[:, 40:], whole[:, 40:], atol=1e-3)
+
+
+def trained(model: Any, length: int = 41) -> list[Tensor]:
+    """Loss and gradients of a model on drawn tokens."""
+    tokens = torch.randint(60, (4, length), generator=torch.Generator().manual_seed(0))
+    loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+    wanted = [one for one in model.parameters() if one.requires_grad]
+    return [loss.detach(), *torch.autograd.grad(loss, wanted)]
+
+
+def apart(model: Any, patch: pytest.MonkeyPatch) -> list[Tensor]:
+    """`trained` with a call for each operation."""
+    with patch.context() as only:
+        only.setattr(fused_products, "MOST", 0)
+        return trained(model)
+
+
+@serves
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "llama+moe:4:2", "gpt2+post", "llama+layernorm+bias", "llama+residual.scale=0.5"]
+)
+def test_layers_together_have_the_bits_of_layers_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, *changes = name.split("+")
+    model = gf.preset("+".join([f"{family}@0.1m", "vocab_size=60", *changes])).build(seed=0)
+    made: list[int] = []
+    run = fused_products._run
+    monkeypatch.setattr(fused_products, "_run", lambda calls: made.append(len(calls)) or run(calls))
+    together = trained(model)
+    if name in ("llama", "gpt2", "llama+layernorm+bias"):
+        assert made == [4, 4]  # two layers
+    for a, b in zip(together, apart(model, monkeypatch), strict=True):
+        assert torch.equal(a, b)
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: None)
+    for a, b in zip(together, trained(model), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@serves
+def test_a_layer_in_view_is_called(called: dict[str, int]) -> None:
+    model: Any = gf.preset("llama@0.1m+vocab_size=60+layers=3").build(seed=0)
+    plain, seen = trained(model), []
+    called.update(feed=0, mix=0)
+    model.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    for a, b in zip(plain, trained(model), strict=True):
+        assert torch.equal(a, b)
+    assert len(seen) == 1 and called == {"feed": 3, "project": 0, "mix": 3}
+    model.layers[2].residual.resid_mid.register_forward_hook(lambda *_: seen.append(2))
+    trained(model)
+    assert seen == [1, 1, 2]
+
+
+@serves
+def test_layers_together_are_a_function_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen weights, a second pass through a graph, tensors that hooks move, and weights that change too early."""
+    model: Any = gf.preset("llama@0.1m+vocab_size=60").build(seed=0)
+    for frozen in (model.layers[0].ffn.up_proj.weight, model.layers[1].residual.mixer_norm.weight):
+        frozen.requires_grad_(False)
+    assert all(torch.equal(a, b) for a, b in zip(trained(model), apart(model, monkeypatch), strict=True))
+    tokens = torch.randint(60, (4, 41))
+    loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+    last = model.layers[0].mixer.output.weight
+    first, second = (torch.autograd.grad(loss, last, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x.clone()):
+        moved = model.loss(tokens[:, :-1], tokens[:, 1:])
+    assert torch.equal(torch.autograd.grad(moved, last)[0], first)
+    with torch.no_grad():
+        last.add_(1)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(loss, last)

@@ -104,7 +104,7 @@ inline float mean(const float* x, int64_t d) {
 // (step, d), and rates. RMS, or with an offset (d) and means that of x - mean(x). The gradient makes the results again.
 struct Norm {
     const float *weight, *offset;
-    float *room, *rates, *means;
+    float *room, *rates, *means, *grad_weight, *grad_offset;
     float eps;
 
     int64_t sums(int64_t d) const { return offset ? 2 * d : d; }  // numbers of the gradients of weight and offset
@@ -139,12 +139,15 @@ struct Norm {
         for (int64_t i = first * d; weight && i < (first + m) * d; ++i) y[i] += x[i];
     }
 
-    // Adds the gradients of weight and offset of all blocks to those of the first.
-    void gather(float* sums, int64_t blocks, int64_t d) const {
+    // Makes the sums of `blocks` blocks the gradients of weight and offset.
+    void gather(const float* sums, int64_t blocks, int64_t d) const {
+        if (!weight) return;
         const int64_t count = this->sums(d);
-        for (int64_t i = 1; weight && i < blocks; ++i)
-#pragma GCC ivdep
-            for (int64_t j = 0; j < count; ++j) sums[j] += sums[i * count + j];
+        for (int64_t j = 0; j < count; ++j) {
+            float total = sums[j];
+            for (int64_t i = 1; i < blocks; ++i) total += sums[i * count + j];
+            (j < d ? grad_weight[j] : grad_offset[j - d]) = total;
+        }
     }
 
     // grad_x, the gradient of the results, becomes that of x; `grad` is that of y. sums (d, and d of the offset): of the weights.
@@ -232,7 +235,7 @@ void feed(
 
 // rooms: for the gradients of what `feed` opened, and the result of the loop, each (step, f). grad_x and the gradients of weights and biases are
 // null where they are not wanted; after a norm, grad_x is wanted. grad_norms: room for the gradients of the norm's weight and offset
-// from each block, whose sums become the first.
+// from each block.
 void feed_back(
     const Call* call, const Norm* norm, float* grad_norms, const float* grad, const float* x, const float* const* weights,
     const float* const* opened, float* const* rooms, float* grad_x, float* const* grad_weights, float* const* grad_biases

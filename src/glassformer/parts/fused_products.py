@@ -7,6 +7,7 @@ them.
     projection  q, k, v = x W^T + b, with the pairs of q and k rotated
 
 phi is one of `ACTIVATIONS`. All but the projection may also be y = x + part(norm(x)), with an RMS norm or a layer norm.
+They are operations, which `through` computes one after another, as one function of autograd.
 Blocks of rows pass through all products and loops while they are in the cache, in one call: in a small model the calls
 of separate operations take as long as the work, and in a larger one the memory between them. The products are MKL's,
 inside of torch. The backward pass makes the results of phi again, which costs less than to keep them. Each function
@@ -18,7 +19,9 @@ of weights are sums over blocks, so that their last bits depend on the number of
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,10 @@ WIDEST = 1 << 13
 """Largest width of a norm."""
 BLOCK = 256
 """Number of rows of a block, or fewer so that each thread has a block."""
+LINE = 64
+"""Bytes of a cache line."""
+MOST = 1 << 22
+"""Most weights of operations in one call, because all gradients of weights exist from its start."""
 
 
 class _Call(ctypes.Structure):
@@ -95,85 +102,11 @@ def counts(ctx: BuildContext, shape: Shape) -> bool:
 
 
 class _Norm(ctypes.Structure):
-    """Addresses of weight, offset, room for results, rates and means of a norm, and its eps; nulls for what it lacks,
-    or without a norm."""
+    """Addresses of weight, offset, room for results, rates, means, and gradients of weight and offset of a norm, and
+    its eps; nulls for what it lacks, or without a norm."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "offset", "room", "rates", "means")),
-        ("eps", ctypes.c_float),
-    )
-
-    @staticmethod
-    def made(x: Tensor, scale: Tensor | None, centred: bool) -> tuple[Tensor | None, ...]:
-        """Returns empty tensors for rates and means of x."""
-        if scale is None:
-            return None, None
-        rates = x.new_empty(x.shape[:-1])
-        return rates, torch.empty_like(rates) if centred else None
-
-    @staticmethod
-    def of(eps: float, room: Tensor | None, norm: Any) -> Any:
-        scale, offset, rates, means = norm
-        return ctypes.byref(_Norm(*map(_at, (scale, offset, room, rates, means)), eps))
-
-    @staticmethod
-    def results(x: Tensor, step: int, scale: Tensor | None) -> Tensor | None:
-        """Returns room for the results of a step of rows."""
-        return None if scale is None else x.new_empty(step, x.shape[-1])
-
-    @staticmethod
-    def gradients(parts: Tensor | None, d: int, offset: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Returns the gradients of weight and offset, which are next to each other in the first row."""
-        if parts is None:
-            return None, None
-        sums = parts[0].clone()  # without the room of the other blocks
-        return (sums, None) if offset is None else (sums[:d], sums[d:])
-
-
-class _Feed(torch.autograd.Function):
-    """Autograd function of a feed-forward network: x, the number of matrices before the loop and that of its
-    activation, the norm before the matrices as `RowNorm`, all weights, all biases. After a norm, x is added to the
-    result."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, gates: int, activation: int, eps: float, centred: bool, scale: Tensor | None,
-        offset: Tensor | None, *matrices: Any,
-    ) -> Tensor:  # fmt: skip
-        x, weights, biases = x.contiguous(), *(matrices[i : i + gates + 1] for i in (0, gates + 1))
-        d, f = x.shape[-1], weights[-1].shape[1]
-        ctx.call, ctx.eps = _blocks(x.numel() // d, d, f, gates, activation), eps
-        step = ctx.call[6]
-        opened, y = [x.new_empty(x.numel() // d, f) for _ in range(gates)], torch.empty_like(x)
-        room, norm = x.new_empty(step, f), (scale, offset, *_Norm.made(x, scale, centred))
-        results = _Norm.results(x, step, scale)
-        _library().feed(
-            ctypes.byref(_Call(*ctx.call)), _Norm.of(eps, results, norm), _at(x), _each(weights), _each(biases),
-            _each(opened), _at(room), _at(y),
-        )  # fmt: skip
-        ctx.save_for_backward(x, *norm, *opened, *weights)
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        _, _, rows, d, f, block, step, gates, *_ = ctx.call
-        x, *kept = ctx.saved_tensors
-        norm, kept = kept[:4], kept[4:]
-        opened, weights, grad = kept[:gates], kept[gates:], grads[0].contiguous()
-        rooms = [x.new_empty(step, f) for _ in range(gates + 1)]
-        scale, offset, *_ = norm
-        of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
-        of_norms = None if scale is None else x.new_empty(-(-rows // block), d if offset is None else 2 * d)
-        results = _Norm.results(x, step, scale)
-        wanted = ctx.needs_input_grad[7:]
-        shapes = [weight.shape for weight in weights] + [weight.shape[:1] for weight in weights]
-        made = [x.new_empty(shape) if want else None for shape, want in zip(shapes, wanted, strict=True)]
-        _library().feed_back(
-            ctypes.byref(_Call(*ctx.call)), _Norm.of(ctx.eps, results, norm), _at(of_norms), _at(grad), _at(x),
-            _each(weights), _each(opened), _each(rooms), _at(of_x), _each(made[: gates + 1]), _each(made[gates + 1 :]),
-        )  # fmt: skip
-        return of_x, *[None] * 4, *_Norm.gradients(of_norms, d, offset), *made
+    _names = "weight", "offset", "room", "rates", "means", "grad_weight", "grad_offset"
+    _fields_ = (*((name, ctypes.c_void_p) for name in _names), ("eps", ctypes.c_float))
 
 
 class _Heads(ctypes.Structure):
@@ -184,6 +117,224 @@ class _Heads(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("s", "n", "g", "h", "v", "r", "near", "of_row")),
         *((name, ctypes.c_void_p) for name in ("cosine", "sine")),
     )
+
+
+class _Rooms:
+    """Memory that operations use one after another, each during its call, for arrays of x's dtype."""
+
+    def __init__(self, x: Tensor, counts: Iterable[Iterable[int]]):
+        """`counts`: numbers of elements of the arrays of each operation."""
+        self.line = LINE // x.element_size()
+        self.held = x.new_empty(max(sum(map(self._whole, some)) for some in counts) + self.line)
+        self.first, self.size = -(-self.held.data_ptr() // LINE) * LINE, x.element_size()
+
+    def __call__(self, counts: Iterable[int]) -> list[int]:
+        """Returns the addresses of arrays with these numbers of elements, each from a cache line on."""
+        ends = list(accumulate(map(self._whole, counts), initial=0))
+        return [self.first + end * self.size for end in ends[:-1]]
+
+    def _whole(self, count: int) -> int:
+        return -(-count // self.line) * self.line
+
+
+Given = tuple[str, tuple[Any, ...]]
+"""Function of the C++ and its arguments, which hold the tensors' addresses but not the tensors."""
+
+
+class Operation:
+    """Branch of a block, or a network or attention by itself, that C++ computes in one call, and its gradients in
+    another. With a norm, the result for x is x + part(norm(x)).
+
+    tensors   what has gradients: weight and offset of the norm, or None, the weights of all layers, and their biases
+    call      fields of `_Call`"""
+
+    def __init__(self, norm: tuple[Any, ...], layers: Sequence[Linear], call: tuple[Any, ...]):
+        self.eps, self.centred, scale, offset = norm
+        self.tensors = (scale, offset, *(one.weight for one in layers), *(one.bias for one in layers))
+        self.call, self.normed, self.layers = call, scale is not None, len(layers)
+        self.size = sum(one.weight.numel() for one in layers)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return through(x, [self])
+
+    def rooms(self, back: bool) -> tuple[int, ...]:
+        """Returns the numbers of elements of the arrays that the call needs, or that of the gradients (`back`)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, rooms: list[int]) -> tuple[Tensor, list[Tensor | None], Given]:
+        """Returns (result, tensors to keep for the gradients, the call that fills them)."""
+        raise NotImplementedError
+
+    def backward(
+        self, x: Tensor, kept: Sequence[Tensor | None], tensors: Sequence[Tensor | None], grad: Tensor,
+        of_x: Tensor | None, wanted: Sequence[bool], rooms: list[int],
+    ) -> tuple[list[Tensor | None], Given]:  # fmt: skip
+        """Returns (gradients of the wanted `tensors`, the call that fills them and `of_x`, the gradient of x)."""
+        raise NotImplementedError
+
+    def statistics(self, x: Tensor) -> list[Tensor | None]:
+        """Returns empty tensors for rates and means of the rows of x, as far as the norm has them."""
+        return [x.new_empty(x.shape[:-1]) if one else None for one in (self.normed, self.normed and self.centred)]
+
+    def first(
+        self, results: int, statistics: Sequence[Tensor | None], tensors: Any, made: Any = (None, None)
+    ) -> tuple[Any, Any]:
+        """Returns the first two arguments of a call."""
+        given = *map(_at, tensors[:2]), results, *map(_at, statistics), *map(_at, made[:2])
+        return ctypes.byref(_Call(*self.call)), ctypes.byref(_Norm(*given, self.eps))
+
+    def gradients(self, tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Returns empty tensors for the gradients of `tensors`: the wanted ones, and those of a norm together."""
+        both = zip(tensors, (True, True, *wanted[2:]), strict=True)
+        return [torch.empty_like(one) if one is not None and want else None for one, want in both]
+
+    def sums(self) -> int:
+        """Returns the number of elements of all blocks' gradients of the norm."""
+        _, _, rows, d, _, block, step, *_ = self.call
+        return self.normed * -(-rows // step) * -(-step // block) * 2 * d
+
+
+Step = Operation | Callable[[Tensor], Tensor]
+"""Operation on x, or function of it."""
+
+
+class _Feed(Operation):
+    """Feed-forward network."""
+
+    def rooms(self, back: bool) -> tuple[int, ...]:
+        _, _, _, d, f, _, step, gates, *_ = self.call
+        of_norm = self.normed * step * d
+        return (of_norm, self.sums(), *[step * f] * (gates + 1)) if back else (of_norm, step * f)
+
+    def forward(self, x: Tensor, rooms: list[int]) -> tuple[Tensor, list[Tensor | None], Given]:
+        _, _, rows, _, f, _, _, gates, *_ = self.call
+        opened, y, kept = x.new_empty(gates, rows, f), torch.empty_like(x), self.statistics(x)
+        results, room = rooms
+        weights, biases = self.tensors[2 : 2 + self.layers], self.tensors[2 + self.layers :]
+        first = self.first(results, kept, self.tensors)
+        given = *first, _at(x), _each(weights), _each(biases), _parts(opened), room, _at(y)
+        return y, [*kept, opened], ("feed", given)
+
+    def backward(
+        self, x: Tensor, kept: Sequence[Any], tensors: Sequence[Tensor | None], grad: Tensor, of_x: Tensor | None,
+        wanted: Sequence[bool], rooms: list[int],
+    ) -> tuple[list[Tensor | None], Given]:  # fmt: skip
+        results, sums, *room = rooms
+        *statistics, opened = kept
+        made = self.gradients(tensors, wanted)
+        first, end = self.first(results, statistics, tensors, made), 2 + self.layers
+        given = (
+            *first, sums, _at(grad), _at(x), _each(tensors[2:end]), _parts(opened), _addresses(room), _at(of_x),
+            _each(made[2:end]), _each(made[end:]),
+        )  # fmt: skip
+        return made, ("feed_back", given)
+
+
+class _Mix(Operation):
+    """Attention with its projections.
+
+    heads     fields of `_Heads` before the tables
+    sizes     fields of `AttentionSizes`
+    tables    tables of cos and sin of a rotation, or None"""
+
+    def __init__(self, norm: Any, layers: Sequence[Linear], call: Any, heads: Any, sizes: Any, tables: Any):
+        super().__init__(norm, layers, call)
+        self.heads, self.sizes, self.tables = heads, sizes, tables
+
+    def rooms(self, back: bool) -> tuple[int, ...]:
+        _, _, _, d, f, _, step, *_ = self.call
+        of_norm, (_, n, _, _, _, _, width, *_) = self.normed * step * d, self.sizes
+        return (of_norm, self.sums(), step * f, step * n * width) if back else (of_norm,)
+
+    def forward(self, x: Tensor, rooms: list[int]) -> tuple[Tensor, list[Tensor | None], Given]:
+        (b, n, _, s, _, _, width, *_), (weight, after, bias, bias_after) = self.sizes, self.tensors[2:]
+        qkv, z, log_z = x.new_empty(b, s, self.call[4]), x.new_empty(b, s, n * width), x.new_empty(b, n, s)
+        y, kept = torch.empty_like(x), self.statistics(x)
+        (results,) = rooms
+        first = *self.first(results, kept, self.tensors), *self._described(self.tables)
+        given = map(_at, (x, weight, bias, after, bias_after, qkv, z, log_z, y))
+        return y, [*kept, qkv, z, log_z, *self.tables], ("mix", (*first, *given))
+
+    def backward(
+        self, x: Tensor, kept: Sequence[Any], tensors: Sequence[Tensor | None], grad: Tensor, of_x: Tensor | None,
+        wanted: Sequence[bool], rooms: list[int],
+    ) -> tuple[list[Tensor | None], Given]:  # fmt: skip
+        rates, means, qkv, z, log_z, *tables = kept
+        results, sums, *room = rooms
+        made, (weight, after, *_) = self.gradients(tensors, wanted), tensors[2:]
+        first = *self.first(results, (rates, means), tensors, made), *self._described(tables)
+        of_weight, of_after, of_bias, of_bias_after = made[2:]
+        given, to = (grad, x, weight, after, qkv, z, log_z), (of_x, of_weight, of_bias, of_after, of_bias_after)
+        return made, ("mix_back", (*first, sums, *map(_at, given), *room, *map(_at, to)))
+
+    def _described(self, tables: Sequence[Tensor | None]) -> tuple[Any, Any]:
+        heads, sizes = _Heads(*self.heads, *map(_at, tables)), fused_loops.AttentionSizes(*self.sizes)
+        return ctypes.byref(heads), ctypes.byref(sizes)
+
+
+class _Chain(torch.autograd.Function):
+    """Autograd function of operations on x, each on the result of the one before; their tensors follow.
+
+    All memory is taken and all calls are described before the first of them, because a call empties the caches of what
+    Python and torch need: between calls, that would take as long as the loops of a small model."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, operations: Sequence[Operation], *tensors: Any) -> Tensor:
+        x, saved, calls, ctx.operations, ctx.counts = x.contiguous(), [], [], operations, []
+        rooms = _Rooms(x, (one.rooms(False) for one in operations))
+        for one in operations:
+            y, kept, call = one.forward(x, rooms(one.rooms(False)))
+            saved += [x, *kept, *one.tensors]
+            calls.append(call)
+            ctx.counts.append(len(kept))
+            x = y
+        _run(calls)
+        ctx.save_for_backward(*saved)
+        return x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved, wanted, operations = ctx.saved_tensors, ctx.needs_input_grad, ctx.operations
+        grad: Any = grads[0].contiguous()
+        made: list[Tensor | None] = []
+        rooms = _Rooms(grad, (one.rooms(True) for one in operations))
+        calls, held, end, last = [], [grad], len(saved), len(wanted)
+        for one, count in zip(reversed(operations), reversed(ctx.counts), strict=True):
+            many = len(one.tensors)
+            x, *kept = saved[end - many - count - 1 : end - many]
+            needed = one.normed or wanted[0] or len(held) < len(operations)
+            of_x = None if not needed else held[-2] if len(held) > 2 else torch.empty_like(x)
+            given = x, kept, saved[end - many : end], grad, of_x, wanted[last - many : last]
+            found, call = one.backward(*given, rooms(one.rooms(True)))
+            end, last = end - many - count - 1, last - many
+            made, grad = found + made, of_x
+            calls.append(call)
+            held.append(of_x)
+        _run(calls)
+        return grad, None, *made
+
+
+def _run(calls: Sequence[Given]) -> None:
+    for name, given in calls:
+        if getattr(_library(), name)(*given):
+            raise MemoryError(name)
+
+
+def through(x: Tensor, steps: Iterable[Step]) -> Tensor:
+    """Returns the result of steps, each on the result of the one before: operations, which are one call as long as
+    their weights have at most `MOST` elements together, and functions of x."""
+    waiting: list[Operation] = []
+    for step in (*steps, None):
+        if isinstance(step, Operation) and (not waiting or step.size + sum(one.size for one in waiting) <= MOST):
+            waiting.append(step)
+            continue
+        if waiting:
+            x = _Chain.apply(x, waiting, *(tensor for one in waiting for tensor in one.tensors))
+        waiting = [step] if isinstance(step, Operation) else []
+        if step is not None and not waiting:
+            x = step(x)
+    return x
 
 
 class _Project(torch.autograd.Function):
@@ -223,61 +374,6 @@ class _Project(torch.autograd.Function):
         return of_x, of_weight, of_bias, None, None, None, None
 
 
-class _Mix(torch.autograd.Function):
-    """Autograd function of attention with its projections: x, numbers of heads and widths of k and v, causality, scale
-    of scores, tables of a rotation and their pairing, the norm before them as `RowNorm`, weights and biases of both
-    layers. After a norm, x is added to the result."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, heads: tuple[int, ...], causal: bool, factor: float, cos: Tensor | None,
-        sin: Tensor | None, near: bool, eps: float, centred: bool, scale: Tensor | None, offset: Tensor | None,
-        weight: Tensor, bias: Tensor | None, after: Tensor, bias_after: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        x = x.contiguous()
-        (b, s, d), (n, g, h, width) = x.shape, heads
-        r = 0 if cos is None else cos.shape[-1] * cos.shape[-2]
-        of_row = s * r if cos is not None and cos.dim() == 5 and len(cos) == b > 1 else 0
-        ctx.eps, ctx.call = eps, _blocks(b * s, d, len(weight), text=s)
-        ctx.heads, ctx.sizes = (s, n, g, h, width, r, near, of_row), (b, n, g, s, s, h, width, causal, factor)
-        qkv, z, y = x.new_empty(b, s, len(weight)), x.new_empty(b, s, n * width), torch.empty_like(x)
-        log_z = x.new_empty(b, n, s)
-        norm = scale, offset, *_Norm.made(x, scale, centred)
-        given, results = (x, weight, bias, after, bias_after, qkv, z, log_z, y), _Norm.results(x, ctx.call[6], scale)
-        if _library().mix(*_Mix._call(ctx, results, norm, cos, sin), *map(_at, given)):
-            raise MemoryError("attention")
-        ctx.save_for_backward(x, weight, after, qkv, z, log_z, cos, sin, *norm)
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, after, qkv, z, log_z, cos, sin, *norm = ctx.saved_tensors
-        (scale, offset, *_), d = norm, x.shape[-1]
-        block, step = ctx.call[5:7]
-        wanted = ctx.needs_input_grad[-4:]
-        made = [
-            one.new_empty(one.shape[: 2 - i % 2]) if want else None
-            for i, (one, want) in enumerate(zip((weight, weight, after, after), wanted, strict=True))
-        ]
-        of_x = None if scale is None and not ctx.needs_input_grad[0] else torch.empty_like(x)
-        blocks = -(-len(qkv.flatten(0, 1)) // step) * -(-step // block)
-        of_norms = None if scale is None else x.new_empty(blocks, d if offset is None else 2 * d)
-        grad, room, room_z = grads[0].contiguous(), x.new_empty(step, len(weight)), x.new_empty(step, z.shape[-1])
-        given = of_norms, grad, x, weight, after, qkv, z, log_z, room, room_z, of_x, *made
-        results = _Norm.results(x, step, scale)
-        if _library().mix_back(*_Mix._call(ctx, results, norm, cos, sin), *map(_at, given)):
-            raise MemoryError("the gradient of attention")
-        return of_x, *[None] * 8, *_Norm.gradients(of_norms, d, offset), *made
-
-    @staticmethod
-    def _call(ctx: Any, results: Any, norm: Any, cos: Tensor | None, sin: Tensor | None) -> tuple[Any, ...]:
-        """Returns the descriptions of a call, for the C++."""
-        heads, sizes = _Heads(*ctx.heads, _at(cos), _at(sin)), fused_loops.AttentionSizes(*ctx.sizes)
-        call = ctypes.byref(_Call(*ctx.call)), _Norm.of(ctx.eps, results, norm)
-        return *call, ctypes.byref(heads), ctypes.byref(sizes)
-
-
 def project(
     layer: Linear, x: Tensor, heads: tuple[int, int, int, int], rotation: tuple[Tensor, Tensor, int]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -291,12 +387,22 @@ def project(
     return _Project.apply(x, layer.weight, layer.bias, cos, sin, heads, axis == -1)
 
 
+def serve(x: Tensor) -> bool:
+    """Returns True if the C++ may compute parts of a training step on x."""
+    return (
+        torch.is_grad_enabled()
+        and x.dtype == torch.float32
+        and x.numel() >= FROM * x.shape[-1]
+        and fused_loops.serves(x)
+    )
+
+
 def _serve(
     module: nn.Module, x: Tensor, layers: tuple[Linear, ...], shapes: tuple[tuple[int, int], ...], *others: Tensor
 ) -> bool:
     """Returns True if the C++ computes these layers, all linear ones of a module and with matrices of these shapes, for
     x and other tensors."""
-    if not torch.is_grad_enabled() or x.dtype != torch.float32 or x.numel() < FROM * x.shape[-1]:
+    if not serve(x):
         return False
     if not all(type(one) is Linear and one.operand is not None and one.leave is None for one in layers):
         return False
@@ -329,17 +435,15 @@ def _blocks(rows: int, d: int, f: int, gates: int = 0, activation: int = 0, text
 
 def feed(
     network: nn.Module, x: Tensor, activation: str, before: tuple[Linear, ...], after: Linear, norm: Norm | None = None
-) -> Tensor | None:
-    """Returns the output (..., d) of a feed-forward network of x (..., d): one of `ACTIVATIONS`, layers `before` its
-    loop, two for a gating, and the layer `after` it. With a norm, returns x + network(norm(x))."""
+) -> Operation | None:
+    """Returns the operation of a feed-forward network on x (..., d): one of `ACTIVATIONS`, layers `before` its loop,
+    two for a gating, and the layer `after` it. With a norm, its result is x + network(norm(x))."""
     layers, d, f = (*before, after), x.shape[-1], after.in_features
     rows = _before(norm, d)
     shapes = ((f, d),) * len(before) + ((d, f),)
     if rows is None or not _serve(network, x, layers, shapes, *_tensors(rows)):
         return None
-    matrices = (*(one.weight for one in layers), *(one.bias for one in layers))
-    number = ACTIVATIONS.index(activation)
-    return _Feed.apply(x, len(before), number, *rows, *matrices)
+    return _Feed(rows, layers, _blocks(x.numel() // d, d, f, len(before), ACTIVATIONS.index(activation)))
 
 
 def _before(norm: Norm | None, d: int) -> tuple[Any, ...] | None:
@@ -362,9 +466,9 @@ def _tensors(rows: tuple[Any, ...]) -> list[Tensor]:
 def mix(
     mixer: nn.Module, x: Tensor, layers: tuple[Linear, Linear], heads: tuple[int, int, int, int], causal: bool,
     factor: float, rotation: tuple[Tensor, Tensor, int] | None, norm: Norm | None = None,
-) -> Tensor | None:  # fmt: skip
-    """Returns the output (b, s, d) of attention of x (b, s, d), each row one text, for a training step. With a norm,
-    returns x + attention(norm(x)).
+) -> Operation | None:  # fmt: skip
+    """Returns the operation of attention on x (b, s, d), each row one text, for a training step. With a norm, its
+    result is x + attention(norm(x)).
 
     layers    the projections to q, k and v, and of z
     heads     n, g, h, hv
@@ -375,12 +479,16 @@ def mix(
     if x.dim() != 3 or (cos is not None and (cos.shape[-3] != 1 or cos.shape[-4] != x.shape[1])):
         return None
     rows = _before(norm, d)
-    tables = () if cos is None or sin is None else (cos.contiguous(), sin.contiguous())
+    tables: list[Any] = [one for one in (cos, sin) if one is not None]
     shapes = ((n + g) * h + g * width, d), (d, n * width)
     if rows is None or not _serve(mixer, x, layers, shapes, *tables, *_tensors(rows)):
         return None
-    matrices = [one for layer in layers for one in (layer.weight, layer.bias)]
-    return _Mix.apply(x, heads, causal, factor, *(tables or (None, None)), axis == -1, *rows, *matrices)
+    (b, s, _), o = x.shape, shapes[0][0]
+    r = 0 if cos is None else cos.shape[-1] * cos.shape[-2]
+    of_row = s * r if cos is not None and cos.dim() == 5 and len(cos) == b > 1 else 0
+    described = (s, n, g, h, width, r, axis == -1, of_row), (b, n, g, s, s, h, width, causal, factor)
+    tables = [one.contiguous() for one in tables] or [None, None]
+    return _Mix(rows, layers, _blocks(b * s, d, o, text=s), *described, tables)
 
 
 def _view(x: Tensor) -> Any:
@@ -392,4 +500,14 @@ def _at(x: Tensor | None) -> int | None:
 
 
 def _each(tensors: Any) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*map(_at, tensors))
+    return _addresses([*map(_at, tensors)])
+
+
+def _parts(x: Tensor) -> Any:
+    """Returns the addresses of x[0], x[1], ..."""
+    each = x.stride(0) * x.element_size()
+    return _addresses([x.data_ptr() + i * each for i in range(len(x))])
+
+
+def _addresses(found: Sequence[int | None]) -> Any:
+    return (ctypes.c_void_p * len(found))(*found)

@@ -20,6 +20,7 @@ from glassformer.parts.core.words import Word, whole
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, Activation, FFNConfig
 from glassformer.parts.ffn.fused_activation import clamped_glu, gated_at_once, swiglu
 from glassformer.parts.forward_pass import Pass
+from glassformer.parts.fused_products import Operation
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.norm import Norm
 from glassformer.parts.reparam import MakeReparam
@@ -61,18 +62,18 @@ class Glu(FFN):
         owner.share("hidden", self.up_proj.outs[0])
         self.enter = owner.enter
 
-    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> Tensor | None:
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> Operation | None:
         return None if self.enter is not None else self._in_blocks(x, norm)
 
-    def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> Tensor | None:
+    def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> Operation | None:
         layers = (self.gate_proj, self.up_proj), self.down_proj
         return fused_products.feed(self, x, self.activation, *layers, norm) if self.in_blocks else None
 
     def forward(self, x: Float[Tensor, "*b d"], pass_: Pass | None = None) -> Float[Tensor, "*b d"]:
         x = x if self.enter is None else self.enter(x)
-        y = self._in_blocks(x)
-        if y is not None:
-            return self.out(y)
+        at_once = self._in_blocks(x)
+        if at_once is not None:
+            return self.out(at_once(x))
         hidden = gated_at_once(x, self.fusible, (self.gate_proj, self.gate), (self.up_proj, self.up))
         if hidden is None:
             hidden = self.gating(self.gate(self.gate_proj(x)), self.up(self.up_proj(x)))

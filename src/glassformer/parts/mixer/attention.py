@@ -18,6 +18,7 @@ from glassformer.parts.core.shard import Shard
 from glassformer.parts.core.site import Site, unseen
 from glassformer.parts.core.words import Word, positive, whole
 from glassformer.parts.forward_pass import Pass
+from glassformer.parts.fused_products import Operation
 from glassformer.parts.kernel import (
     AutoConfig,
     CallFacts,
@@ -128,20 +129,20 @@ class Attention(SoftmaxAttention):
         """Returns z W_O (b, s, d) for x (b, s, d). With a decode state, the s tokens follow the tokens that the state
         has read, and are added to it."""
         x, pass_ = x if self.enter is None else self.enter(x), pass_ or Pass.of(x)
-        y = self._at_once(x, pass_) if state is None else None
-        if y is not None:
-            return y
+        at_once = self._at_once(x, pass_) if state is None else None
+        if at_once is not None:
+            return at_once(x)
         z = self.mixed(x, pass_, state)
         if self.gate_proj is not None and self.gate is not None:
             z = z * torch.sigmoid(self.gate(self.gate_proj(x).unflatten(-1, (self.n_heads, -1))))
         return self.put_out(z)
 
-    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass) -> Tensor | None:
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass) -> Operation | None:
         return None if self.enter is not None else self._at_once(x, pass_, norm)
 
-    def _at_once(self, x: Tensor, pass_: Pass, norm: Norm | None = None) -> Tensor | None:
-        """Returns the output of attention without further parts, or with a norm x + output of norm(x), in one operation
-        of a training step; None if this mixer, this pass or the machine needs separate ones."""
+    def _at_once(self, x: Tensor, pass_: Pass, norm: Norm | None = None) -> Operation | None:
+        """Returns attention without further parts, or with a norm x + output of norm(x), as one operation of a training
+        step; None if this mixer, this pass or the machine needs separate ones."""
         further = self.qk_norm, self.softcap, self.gate_proj, self.sinks, self.shares
         varied = type(self) is not Attention or self.gain_control or any(one is not None for one in further)
         layer = self.projection.stacked(self)

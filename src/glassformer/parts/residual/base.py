@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from glassformer.parts.core.init import InitConfig
 from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word
 from glassformer.parts.forward_pass import Pass
+from glassformer.parts.fused_products import Operation, Step
 
 Branch = Callable[[Tensor], Tensor]
 
@@ -28,10 +30,10 @@ class PartBranch:
         y: Tensor = self.part(x, self.pass_) if self.state is None else self.part(x, self.pass_, self.state)
         return y
 
-    def added(self, x: Tensor, norm: nn.Module) -> Tensor | None:
-        """Returns x + part(norm(x)), if the part computes that in one operation here; None otherwise."""
-        y: Tensor | None = self.part.added_at_once(x, norm, self.pass_) if self.state is None else None
-        return y
+    def added(self, x: Tensor, norm: nn.Module) -> Operation | None:
+        """Returns x + part(norm(x)) as one operation on tensors like x, if the part has it here; None otherwise."""
+        found: Operation | None = self.part.added_at_once(x, norm, self.pass_) if self.state is None else None
+        return found
 
 
 class Residual(nn.Module):
@@ -58,11 +60,21 @@ class Residual(nn.Module):
         branch = branch if self.scale == 1.0 else branch * self.scale
         return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
-    def added(self, x: Tensor, branch: Branch, norm: nn.Module) -> Tensor:
-        """Returns x plus what the branch adds to it, for the norm of x; in one operation if the branch has one."""
-        at_once = isinstance(branch, PartBranch) and self.scale == 1.0 and not self.dropout
-        y = cast(PartBranch, branch).added(x, norm) if at_once else None
-        return x + self.share(branch(norm(x))) if y is None else y
+    def adds(self, x: Tensor, branch: Branch, norm: nn.Module | None) -> Step:
+        """Returns the step that adds to a tensor like x what the branch makes of its norm, or of itself without a norm;
+        an operation if the branch has one."""
+        at_once = isinstance(branch, PartBranch) and norm is not None and self.scale == 1.0 and not self.dropout
+        found = cast(PartBranch, branch).added(x, cast(nn.Module, norm)) if at_once else None
+        return partial(self.added, branch=branch, norm=norm) if found is None else found
+
+    def added(self, x: Tensor, branch: Branch, norm: nn.Module | None) -> Tensor:
+        """Returns x plus what the branch makes of its norm, or of x without a norm."""
+        return x + self.share(branch(x if norm is None else norm(x)))
+
+    def steps(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> list[Step] | None:
+        """Returns the steps of this wiring for a tensor like x, if it is steps one after another that nothing observes;
+        None otherwise."""
+        return None
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
         raise NotImplementedError

@@ -5,6 +5,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from glassformer.parts.core.base import BuildContext
+from glassformer.parts.fused_products import Step
 from glassformer.parts.norm.base import NormConfig
 from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
 
@@ -33,12 +34,16 @@ class Pre(Sequential):
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
 
     def mix(self, x: Tensor, mixer: Branch) -> Tensor:
-        norm = self.mixer_norm
-        return self.resid_mid(x + self.share(mixer(x)) if norm is None else self.added(x, mixer, norm))
+        return self.resid_mid(self.adds(x, mixer, self.mixer_norm)(x))
 
     def feed(self, x: Tensor, ffn: Branch) -> Tensor:
         assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
-        return self.added(x, ffn, self.ffn_norm)
+        return self.adds(x, ffn, self.ffn_norm)(x)
+
+    def steps(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> list[Step] | None:
+        if type(self) is not Pre:
+            return None
+        return [self.adds(x, mixer, self.mixer_norm), *([] if ffn is None else [self.adds(x, ffn, self.ffn_norm)])]
 
 
 class PreConfig(ResidualConfig, kind="pre", words="pre"):
