@@ -58,17 +58,18 @@ class Block(nn.Module):
         self.resid_post = Site()
 
     def forward(self, x: Tensor, pass_: Pass, state: State | None = None) -> Tensor:
-        return self.resid_post(self.residual(self.resid_pre(x), *self._branches(pass_, state)))
+        mixer = PartBranch(self.mixer, pass_, state)
+        ffn = None if self.ffn is None else PartBranch(self.ffn, pass_)
+        return self.resid_post(self.residual(self.resid_pre(x), mixer, ffn))
 
     def steps(self, x: Tensor, pass_: Pass, state: State | None) -> list[Step]:
         """Returns the steps of this layer for a tensor like x: the layer itself, or without a state and if nothing
         observes it those of its branches."""
-        own = state is None and type(self) is Block and unseen(self)
-        found = self.residual.steps(x, *self._branches(pass_, state)) if own else None
+        found = None
+        if state is None and type(self) is Block and unseen(self):
+            ffn = None if self.ffn is None else PartBranch(self.ffn, pass_)
+            found = self.residual.steps(x, PartBranch(self.mixer, pass_), ffn)
         return [partial(self, pass_=pass_, state=state)] if found is None else found
-
-    def _branches(self, pass_: Pass, state: State | None) -> tuple[PartBranch, PartBranch | None]:
-        return PartBranch(self.mixer, pass_, state), None if self.ffn is None else PartBranch(self.ffn, pass_)
 
 
 class Tower(nn.Module):

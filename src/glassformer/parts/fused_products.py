@@ -141,7 +141,7 @@ Given = tuple[str, tuple[Any, ...]]
 """Function of the C++ and its arguments, which hold the tensors' addresses but not the tensors."""
 
 
-class Operation:
+class FusedPart:
     """Branch of a block, or a network or attention by itself, that C++ computes in one call, and its gradients in
     another. With a norm, the result for x is x + part(norm(x)).
 
@@ -194,11 +194,11 @@ class Operation:
         return self.normed * -(-rows // step) * -(-step // block) * 2 * d
 
 
-Step = Operation | Callable[[Tensor], Tensor]
-"""Operation on x, or function of it."""
+Step = FusedPart | Callable[[Tensor], Tensor]
+"""FusedPart on x, or function of it."""
 
 
-class _Feed(Operation):
+class _Feed(FusedPart):
     """Feed-forward network."""
 
     def rooms(self, back: bool) -> tuple[int, ...]:
@@ -230,7 +230,7 @@ class _Feed(Operation):
         return made, ("feed_back", given)
 
 
-class _Mix(Operation):
+class _Mix(FusedPart):
     """Attention with its projections.
 
     heads     fields of `_Heads` before the tables
@@ -279,7 +279,7 @@ class _Chain(torch.autograd.Function):
     Python and torch need: between calls, that would take as long as the loops of a small model."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, operations: Sequence[Operation], *tensors: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, operations: Sequence[FusedPart], *tensors: Any) -> Tensor:
         x, saved, calls, ctx.operations, ctx.counts = x.contiguous(), [], [], operations, []
         rooms = _Rooms(x, (one.rooms(False) for one in operations))
         for one in operations:
@@ -324,14 +324,14 @@ def _run(calls: Sequence[Given]) -> None:
 def through(x: Tensor, steps: Iterable[Step]) -> Tensor:
     """Returns the result of steps, each on the result of the one before: operations, which are one call as long as
     their weights have at most `MOST` elements together, and functions of x."""
-    waiting: list[Operation] = []
+    waiting: list[FusedPart] = []
     for step in (*steps, None):
-        if isinstance(step, Operation) and (not waiting or step.size + sum(one.size for one in waiting) <= MOST):
+        if isinstance(step, FusedPart) and (not waiting or step.size + sum(one.size for one in waiting) <= MOST):
             waiting.append(step)
             continue
         if waiting:
             x = _Chain.apply(x, waiting, *(tensor for one in waiting for tensor in one.tensors))
-        waiting = [step] if isinstance(step, Operation) else []
+        waiting = [step] if isinstance(step, FusedPart) else []
         if step is not None and not waiting:
             x = step(x)
     return x
@@ -435,7 +435,7 @@ def _blocks(rows: int, d: int, f: int, gates: int = 0, activation: int = 0, text
 
 def feed(
     network: nn.Module, x: Tensor, activation: str, before: tuple[Linear, ...], after: Linear, norm: Norm | None = None
-) -> Operation | None:
+) -> FusedPart | None:
     """Returns the operation of a feed-forward network on x (..., d): one of `ACTIVATIONS`, layers `before` its loop,
     two for a gating, and the layer `after` it. With a norm, its result is x + network(norm(x))."""
     layers, d, f = (*before, after), x.shape[-1], after.in_features
@@ -466,7 +466,7 @@ def _tensors(rows: tuple[Any, ...]) -> list[Tensor]:
 def mix(
     mixer: nn.Module, x: Tensor, layers: tuple[Linear, Linear], heads: tuple[int, int, int, int], causal: bool,
     factor: float, rotation: tuple[Tensor, Tensor, int] | None, norm: Norm | None = None,
-) -> Operation | None:  # fmt: skip
+) -> FusedPart | None:  # fmt: skip
     """Returns the operation of attention on x (b, s, d), each row one text, for a training step. With a norm, its
     result is x + attention(norm(x)).
 

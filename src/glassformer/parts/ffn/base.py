@@ -16,7 +16,7 @@ from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.owner import Seam
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.fused_products import Operation
+from glassformer.parts.fused_products import FusedPart
 from glassformer.parts.linear import Matrix, matrices_of
 from glassformer.parts.norm import Norm
 from glassformer.parts.precision import wide
@@ -102,7 +102,7 @@ class FFN(nn.Module):
         batch."""
         return self.by_token
 
-    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> Operation | None:
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> FusedPart | None:
         """Returns x + self(norm(x)) as one operation of a training step on tensors like x; None if this network, or the
         machine, has no such operation."""
         return None

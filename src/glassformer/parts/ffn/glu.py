@@ -20,7 +20,7 @@ from glassformer.parts.core.words import Word, whole
 from glassformer.parts.ffn.base import ACTIVATIONS, EXTRA_KEPT, FFN, Activation, FFNConfig
 from glassformer.parts.ffn.fused_activation import clamped_glu, gated_at_once, swiglu
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.fused_products import Operation
+from glassformer.parts.fused_products import FusedPart
 from glassformer.parts.linear import Linear, Matrix, linear_cost
 from glassformer.parts.norm import Norm
 from glassformer.parts.reparam import MakeReparam
@@ -62,10 +62,10 @@ class Glu(FFN):
         owner.share("hidden", self.up_proj.outs[0])
         self.enter = owner.enter
 
-    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> Operation | None:
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> FusedPart | None:
         return None if self.enter is not None else self._in_blocks(x, norm)
 
-    def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> Operation | None:
+    def _in_blocks(self, x: Tensor, norm: Norm | None = None) -> FusedPart | None:
         layers = (self.gate_proj, self.up_proj), self.down_proj
         return fused_products.feed(self, x, self.activation, *layers, norm) if self.in_blocks else None
 

@@ -18,7 +18,7 @@ from glassformer.parts.core.shard import Shard
 from glassformer.parts.core.site import Site, unseen
 from glassformer.parts.core.words import Word, positive, whole
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.fused_products import Operation
+from glassformer.parts.fused_products import FusedPart
 from glassformer.parts.kernel import (
     AutoConfig,
     CallFacts,
@@ -137,10 +137,10 @@ class Attention(SoftmaxAttention):
             z = z * torch.sigmoid(self.gate(self.gate_proj(x).unflatten(-1, (self.n_heads, -1))))
         return self.put_out(z)
 
-    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass) -> Operation | None:
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass) -> FusedPart | None:
         return None if self.enter is not None else self._at_once(x, pass_, norm)
 
-    def _at_once(self, x: Tensor, pass_: Pass, norm: Norm | None = None) -> Operation | None:
+    def _at_once(self, x: Tensor, pass_: Pass, norm: Norm | None = None) -> FusedPart | None:
         """Returns attention without further parts, or with a norm x + output of norm(x), as one operation of a training
         step; None if this mixer, this pass or the machine needs separate ones."""
         further = self.qk_norm, self.softcap, self.gate_proj, self.sinks, self.shares

@@ -17,7 +17,7 @@ from glassformer.parts.core.heads import Heads
 from glassformer.parts.core.owner import Seam
 from glassformer.parts.core.site import Site
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.fused_products import Operation
+from glassformer.parts.fused_products import FusedPart
 from glassformer.parts.linear import Linear, Matrix
 from glassformer.parts.norm import Norm
 from glassformer.parts.position import AttentionPosition
@@ -98,7 +98,7 @@ class Mixer(nn.Module, ABC):
         state        from `init_state`; if None, the s tokens are the whole sequence. Otherwise they follow the state's
                      tokens, and are added to it"""
 
-    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass) -> Operation | None:
+    def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass) -> FusedPart | None:
         """Returns x + self(norm(x), pass_) as one operation of a training step on tensors like x; None if this mixer,
         or the machine, has no such operation."""
         return None

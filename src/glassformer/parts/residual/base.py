@@ -14,7 +14,7 @@ from glassformer.parts.core.init import InitConfig
 from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.fused_products import Operation, Step
+from glassformer.parts.fused_products import FusedPart, Step
 
 Branch = Callable[[Tensor], Tensor]
 
@@ -30,9 +30,9 @@ class PartBranch:
         y: Tensor = self.part(x, self.pass_) if self.state is None else self.part(x, self.pass_, self.state)
         return y
 
-    def added(self, x: Tensor, norm: nn.Module) -> Operation | None:
+    def added(self, x: Tensor, norm: nn.Module) -> FusedPart | None:
         """Returns x + part(norm(x)) as one operation on tensors like x, if the part has it here; None otherwise."""
-        found: Operation | None = self.part.added_at_once(x, norm, self.pass_) if self.state is None else None
+        found: FusedPart | None = self.part.added_at_once(x, norm, self.pass_) if self.state is None else None
         return found
 
 
