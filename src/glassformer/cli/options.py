@@ -27,6 +27,8 @@ from glassformer.names.checks import (
 from glassformer.names.places import existing, kind_of
 from glassformer.options import DecodingOptions, GenerationOptions, ModelOptions, OwnTemperature, Rank, Temperature
 
+COPIES = 4
+"""Largest number of processes for runs that start with a command that does not give their number."""
 LONGEST_TEXT = 1_000_000
 """Largest number of characters read from a file or from standard input."""
 
@@ -213,8 +215,9 @@ class RunOptions(TrainingOptions):
 class ExecutorOptions:
     """Options of verbs that train several runs: the machine or cluster, and the number of runs at once."""
 
-    workers: int = 1
-    """Runs trained at the same time on this machine, each with its share of the cores; for small runs."""
+    workers: int | None = None
+    """Runs trained at the same time on this machine, each with its share of the cores. By default several if the
+    models are small and trained on a CPU, otherwise 1."""
     slots: str | None = None
     """Train several runs at the same time, one on each device: cuda:0,cuda:1."""
     executor: str = "here"
@@ -223,19 +226,23 @@ class ExecutorOptions:
 
     def prepare(self) -> None:
         """Starts the processes that will train runs on this machine: one imports torch while this one does, several are
-        copies of this one after its imports, since theirs would wait for each other's cores."""
-        if self.executor == "here" and self.slots is None and 1 <= self.workers <= (os.cpu_count() or 1):
+        copies of this one after its imports, since theirs would wait for each other's cores. Without a number there are
+        up to `COPIES`, which cost nothing until they train."""
+        cores = os.cpu_count() or 1
+        if self.executor == "here" and self.slots is None and 1 <= (self.workers or 1) <= cores:
             from glassformer.runs.workers import FORKS, POOL
 
+            copied = FORKS and "torch" not in sys.modules  # a process that has used torch has threads and locks
+            workers = self.workers or (min(cores, COPIES) if copied else 1)
             main = None
-            if FORKS and self.workers > 1:
+            if copied and workers > 1:
                 gc.disable()  # what is imported stays
                 from glassformer.runs import arm
 
                 main = arm.main
                 gc.freeze()
                 gc.enable()
-            POOL.prepare(self.workers, main)
+            POOL.prepare(workers, main)
 
     def made(self, device: str = "auto") -> Any:
         """Returns the executor that trains the runs. Raises RequestError for options that contradict."""

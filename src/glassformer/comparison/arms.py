@@ -30,6 +30,12 @@ MOST_ARMS = 1000
 """Largest number of models of one comparison"""
 UNFAIR = 0.2
 """Largest relative difference between arms in parameters of the layers, for a design without `allow_unmatched`."""
+SMALL = 1e10
+"""Largest number of FLOPs of a training step for runs that are trained several at once by default: two threads make a
+step of 8 x 128 tokens 1.47 (0.1m), 1.68 (1m), 1.83 (3m) and 1.88 (10m) times as fast as one does, two runs about 2."""
+ROOM, WORKING, TRAINED = 4, 1 << 30, 16
+"""Share of the memory that one of such runs may take, as a divisor; bytes of its process without a model, and bytes of
+each parameter, its gradient and the optimizer's state: generous numbers"""
 ALIKE = {
     "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "steps": "--steps", "seed": "--seeds",
     "context": "--context", "evaluation_tokens": "the same number", "objective": "--objective",
@@ -362,12 +368,36 @@ def threads_of(executor: Executor, asked: int | None, match: Match | None) -> in
     """Returns the number of threads of each run: `asked`, or by default, if several runs are trained at once, an equal
     share of the cores. Raises RequestError if such runs on one machine have a budget in minutes, which they would have
     to share."""
-    if executor.workers == 1:
+    if executor.workers is None or executor.workers == 1:
         return asked
     if match == "minutes" and executor.shared:
         message = f"--workers {executor.workers}: runs side by side slow each other, so minutes cannot be their budget"
         raise RequestError(message, code="conflict", field="workers", value=executor.workers, expected="--tokens")
     return asked or max(1, available_cores() // executor.workers)
+
+
+def at_once(
+    models: Mapping[str, tuple[ModelConfig, Recipe]], runs: int, how: machine.Settings, cores: int,
+    memory: int | None, before: tuple[int | None, bool] | None = None,
+) -> tuple[int, int | None]:  # fmt: skip
+    """Returns (number of runs that are trained at once, threads of each, None for the default) for an executor without
+    a number of workers. There are several on a CPU if the step of every model is at most `SMALL`, the budget is not in
+    minutes, and neither options nor OMP_NUM_THREADS give a number of threads: at most one for each core, and for each
+    share of `memory`, the bytes of this machine.
+
+    before    (threads of the earlier runs in the folder, True if they shared a device); threads decide the bits of a
+              run, so later runs have the same number on any machine"""
+    plans = [plan for _, plan in models.values()]
+    if any(plan.threads is not None for plan in plans):
+        return 1, None
+    step = max(3.0 * config.flops(plan.context) * plan.tokens_per_step for config, plan in models.values())
+    threads, several = before or (None, runs > 1 and step <= SMALL and not how.fixed)
+    if how.device != "cpu" or not several or any(plan.minutes is not None for plan in plans):
+        return 1, threads
+    each = WORKING + TRAINED * max(config.num_params() for config, _ in models.values())
+    room = cores if memory is None else memory // (ROOM * each)
+    workers = max(1, min(cores // (threads or 1), runs, room))
+    return workers, threads or (cores // workers if workers > 1 else None)
 
 
 def unequal(spent: dict[str, float], match: str) -> list[str]:

@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from glassformer import machine
-from glassformer.comparison.arms import compiled_alike, likeness, spending, threads_of, unequal
+from glassformer.comparison.arms import at_once, compiled_alike, likeness, spending, threads_of, unequal
 from glassformer.comparison.design import FILE, Design
-from glassformer.comparison.folder import check_comparison, check_looks, check_runs, compiled_before, seeds_before
+from glassformer.comparison.folder import (
+    check_comparison,
+    check_looks,
+    check_runs,
+    compiled_before,
+    seeds_before,
+    threads_before,
+)
 from glassformer.comparison.pretrained import adapted_notes, beginnings, loaded_arms, tokenizer_of
 from glassformer.comparison.result import Comparison
 from glassformer.comparison.summary import so_far, write
@@ -153,6 +160,12 @@ def carry_out(
         refuse_short(config)
     plans = asked.plans(configs, size, objective=objective, threads=fields["threads"])
     runs = asked.seeds * len(configs)
+    if isinstance(executor, Local) and executor.workers is None:
+        models, before = {name: (config, plans[name]) for name, config in configs.items()}, threads_before(folder)
+        cores = machine.available_cores()
+        workers, threads = at_once(models, runs, here, cores, machine.all_memory(), before)
+        executor, fields["threads"] = executor.of(workers), fields["threads"] or threads
+        plans = asked.plans(configs, size, objective=objective, threads=fields["threads"])
     where = "" if asked.minutes is None else duration(asked.minutes, runs)
     if free:
         chosen, speed = decided({name: (config, plans[name]) for name, config in configs.items()}, text, free)
@@ -207,7 +220,8 @@ def carry_out(
     if tuning is not None:
         results = results.changed(tuning=tuning)
     files = {place.path: weights for weights, place in begins.values()}
-    told = "\n".join(filter(None, [how.why, where]))
+    beside = "" if executor.workers in (None, 1) else f"{executor.workers} runs at once, each "
+    told = "\n".join(filter(None, [beside + how.why, where]))
     found = _trained(results, requests, text, folder, files, executor, notify, told, asked.power, begun_as)
     return Comparison(found, design, folder)
 

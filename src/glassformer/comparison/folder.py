@@ -133,6 +133,16 @@ def compiled_before(folder: Path) -> bool | None:
     return next((recipe["compile"] for recipe in found if isinstance(recipe, dict) and "compile" in recipe), None)
 
 
+def threads_before(folder: Path) -> tuple[int | None, bool] | None:
+    """Returns (number of threads of the earlier runs in the folder, None for the default; True if they shared a
+    device); None if it has no runs."""
+    held = read_results(folder)
+    ended = [] if held is None else [(run.recipe, run.machine.shared) for run in held.runs]
+    begun = [(request.get("recipe"), request.get("shared") is True) for request in _begun(folder, {})]
+    found = [(recipe.get("threads"), shared) for recipe, shared in [*ended, *begun] if isinstance(recipe, dict)]
+    return (found[0][0], any(shared for _, shared in found)) if found else None
+
+
 def _begun(folder: Path, places: dict[Path, str]) -> Iterator[dict[str, Any]]:
     """Yields the content of request.json of every run in the folder. `places` is {folder of a requested run: its
     model's name}; if request.json in such a folder is unreadable or names another model, RequestError is raised."""

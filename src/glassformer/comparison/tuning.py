@@ -303,7 +303,7 @@ class _Work:
             if runs:
                 self.notify(StageEvent(words=f"{design}: {plural(runs, 'run')} to come"))
             return
-        beside = 1 if self.executor is None or self.executor.shared else self.executor.workers
+        beside = 1 if self.executor is None or self.executor.shared else self.executor.workers or 1
         whole = sum(seconds[arm] * count for arm, count in left.items()) / beside
         each = TUNING_SEEDS * sum(seconds.values()) / beside
         spent = (monotonic() - self.began) / 60

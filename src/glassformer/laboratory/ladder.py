@@ -275,7 +275,7 @@ def _trained(
         raise WorkError(f"{error}; what there is of the ladder is in {out / PAGE}", code=error.code) from None
     results = made.results
     found = Ladder.of(results, rungs, steps, ladder.kind, ends, folder=out)
-    if executor is not None and executor.workers > 1:
+    if any(run.machine.shared for run in results.runs):
         notify(StageEvent(words="training speeds, a few steps of each model in turn"))
         done = [run for run in results.runs if run.status != "failed"]
         names = trained_as(results, [rung.name for rung in rungs])

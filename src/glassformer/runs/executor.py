@@ -8,10 +8,11 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from glassformer import machine
 from glassformer.dynamics.summary import summary_of
@@ -34,8 +35,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 class Executor(Protocol):
     """Interface of an executor, which decides the place and the order of training."""
 
-    workers: int
-    """Maximum number of runs in parallel on one machine."""
+    @property
+    def workers(self) -> int | None:
+        """Maximum number of runs in parallel on one machine; None if a comparison chooses it (`arms.at_once`)."""
+
     shared: bool
     """True if runs in parallel share a device, so that their speeds do not compare."""
     here: bool
@@ -81,17 +84,24 @@ class Local:
     """Executor of runs in processes of this machine, `workers` of them in parallel.
 
     One worker, which has all cores, makes speeds comparable. Several, with a share of the cores each, train more small
-    runs in an hour; their speeds depend on each other, and are not judged."""
+    runs in an hour; their speeds depend on each other, and are not judged. With None, a comparison has several for
+    small models on a CPU."""
 
     here = True
 
-    def __init__(self, workers: int = 1):
+    def __init__(self, workers: int | None = 1):
         """Raises RequestError for more workers than this process has cores."""
         cores = available_cores()
-        if not 1 <= workers <= cores:
+        if workers is not None and not 1 <= workers <= cores:
             message = f"workers={workers}: the number must be from 1 to {cores}, the cores that this process may use"
             raise RequestError(message, code="range", field="workers", value=workers, expected=f"1 to {cores}")
-        self.workers, self.shared = workers, workers > 1
+        self.workers, self.shared = workers, workers is not None and workers > 1
+
+    def of(self, workers: int) -> Self:
+        """Returns this executor with another number of workers."""
+        found = copy(self)
+        found.workers, found.shared = workers, workers > 1
+        return found
 
     def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
         waiting = deque(requests)
@@ -99,7 +109,7 @@ class Local:
         news: SimpleQueue[_News] = SimpleQueue()
 
         def begin() -> None:
-            while waiting and len(at_work) < self.workers:
+            while waiting and len(at_work) < (self.workers or 1):
                 request = waiting.popleft()
                 notify(Start(name=request.name, seed=request.seed))
                 place = laid(request, folder, self.shared and len(requests) > 1)

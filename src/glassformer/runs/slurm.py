@@ -381,19 +381,21 @@ def _minutes(text: str) -> int:
     return minutes
 
 
-def executor_of(executor: str = "here", slots: str | None = None, workers: int = 1, device: str = "auto") -> Executor:
+def executor_of(
+    executor: str = "here", slots: str | None = None, workers: int | None = None, device: str = "auto"
+) -> Executor:
     """Returns the executor for these options.
 
     executor  here; slurm, or slurm:OPTION=VALUE,OPTION=VALUE with options of sbatch
     slots     devices of this machine: cuda:0,cuda:1
-    workers   parallel runs on this machine
+    workers   parallel runs on this machine; None: chosen by a comparison
     device    device that the runs request
 
     Raises RequestError."""
     kind, _, rest = executor.partition(":")
     if kind not in ("here", "slurm") or (kind == "here" and rest):
         raise RequestError(code="type", field="executor", value=executor, expected="here or slurm:OPTION=VALUE,...")
-    given = {"executor": kind != "here", "slots": slots is not None, "workers": workers != 1}
+    given = {"executor": kind != "here", "slots": slots is not None, "workers": workers not in (None, 1)}
     if len(both := [f"--{name}" for name, there in given.items() if there]) > 1:
         message = f"{' and '.join(both)} each say where runs are trained; give one of them"
         raise RequestError(message, code="conflict", field=both[1][2:], value=slots or workers, expected="left out")
