@@ -255,7 +255,7 @@ class Comparisons:
             elif failure := self._failure(name):
                 answer["refused"] = failure
             return answer
-        rows = [row_of(run) for run in found.runs]
+        rows = [row_of(run) for run in found.paced]
         return {
             **answer,
             "models": found.names, "best": found.best, "created": found.created, "command": found.command,

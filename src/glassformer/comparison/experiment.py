@@ -21,6 +21,7 @@ from glassformer.comparison.folder import (
     check_runs,
     compiled_before,
     seeds_before,
+    speeds_before,
     threads_before,
 )
 from glassformer.comparison.pretrained import adapted_notes, beginnings, loaded_arms, tokenizer_of
@@ -32,21 +33,23 @@ from glassformer.files import only_writer, refuse_sources, replace_text
 from glassformer.parts.core.base import PartConfig
 from glassformer.parts.core.outside import FILE as SOURCES
 from glassformer.parts.core.outside import import_options, modules_of, sources_of
-from glassformer.runs.events import Begin, Notify, reading, silent
+from glassformer.runs.events import Begin, Notify, StageEvent, reading, silent
 from glassformer.runs.executor import Executor, Local, interruptible, kept
 from glassformer.runs.files import read_results
 from glassformer.runs.power import FIRST_SEED, PILOT, PILOT_SEEDS
 from glassformer.runs.request import RunRequest, TextPlaces, text_of_runs
-from glassformer.runs.results import VERSION, Data, MachineRecord, Results, RunResult, Tuning
+from glassformer.runs.results import VERSION, Data, Key, MachineRecord, Results, RunResult, Tuning
 from glassformer.text import Tokens, read_data
 from glassformer.training import Interrupted, Pretrained, Recipe
-from glassformer.training.pace import DECIDED, decided, outlook
+from glassformer.training.pace import DECIDED, decided, outlook, paces
 from glassformer.training.repeats import passes, repeat_notes, shared_notes
 from glassformer.training.request import fit, refuse_short, refuse_untrained
 from glassformer.units import plural
 
 WRITING = 0.01
 """Largest share of the time that results.json and the report take while runs train: the cores are those of the runs."""
+PACED = 5
+"""Timed steps of each model after runs that shared a device: some hundredths of the time of three runs of 100 steps"""
 QUANTILES = "scipy.optimize"
 """Module of the quantiles of verdicts, imported while the first runs train."""
 
@@ -213,6 +216,7 @@ def carry_out(
         machine=MachineRecord(how.describe()),
         asked=[request.key for request in requests],
         runs=[],
+        speeds=speeds_before(folder, list(configs)),
         verdicts=[],
         looks=held_looks,
         planned_looks=planned,
@@ -317,8 +321,11 @@ def _trained(
                     found[result.key] = result
                     if len(found) < len(requests) and WRITING * (time.monotonic() - written) >= took:
                         rewrite()
+                untimed = effect is None and not begun.speeds and not requests[0].loss_alone
+                if untimed and any(run.machine.shared for run in found.values()):
+                    begun = begun.changed(speeds=_speeds(requests, found, text, notify))
             finally:
-                if missing:
+                if missing or begun.speeds != results.speeds:
                     rewrite()
     except (KeyboardInterrupt, Interrupted):
         ended = sum(run.status != "failed" for run in found.values())
@@ -327,3 +334,14 @@ def _trained(
             code="stopped",
         ) from None  # fmt: skip
     return results
+
+
+def _speeds(
+    requests: Sequence[RunRequest], found: Mapping[Key, RunResult], text: Tokens, notify: Notify
+) -> dict[str, float]:
+    """Returns {model: tokens per second} of models with runs that did not fail: a few steps of each, with all cores
+    and in turn."""
+    ended = [request for request in requests if found[request.key].status != "failed"]
+    models = {request.name: (request.config, request.recipe.replace(threads=None)) for request in ended}
+    notify(StageEvent(words="training speeds, a few steps of each model in turn"))
+    return {name: pace.tokens_per_second for name, pace in paces(models, text, steps=PACED).items()}

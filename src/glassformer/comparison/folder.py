@@ -58,6 +58,13 @@ def seeds_before(folder: Path) -> int:
     return 0 if held is None else held.budget.seeds or 0
 
 
+def speeds_before(folder: Path, names: Collection[str]) -> dict[str, float]:
+    """Returns the speeds {model: tokens per second} that the comparison in the folder measured in turn; {} unless they
+    are of all models `names`."""
+    held = read_results(folder)
+    return {} if held is None or not held.speeds.keys() >= {*names} else held.speeds
+
+
 def check_looks(folder: Path, planned: Sequence[int]) -> tuple[list[int], list[int]]:
     """Returns (numbers of seeds at which verdicts were read earlier, planned numbers, by default those of the earlier
     plan). Raises RequestError if a verdict has been read and the plan differs from the earlier one."""

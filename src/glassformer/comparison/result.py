@@ -160,7 +160,7 @@ class Comparison(Reported, Tabular):
 
     def records(self) -> list[dict[str, Any]]:
         """Returns one row (`row_of`) for each run: name, seed, status, sizes, loss and costs."""
-        return [row_of(run) for run in self.runs]
+        return [row_of(run) for run in self.results.paced]
 
 
 def row_of(run: RunResult) -> dict[str, Any]:

@@ -21,6 +21,8 @@ COMPANY_LEAST = 0.25
 NAMED = 4
 """Largest number of runs that a note names"""
 
+PACED = "Runs were trained side by side; speeds are those of a few steps of each model, one after the other."
+
 
 def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None = None) -> Results:
     """Returns the results so far: the ended runs `found` in the requested order, with verdicts and notes.
@@ -39,7 +41,8 @@ def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None 
     given = verdicts(runs, looks=looks) if ended and seeds in seen and timeless else []
     given = [one.changed(unit=unit(runs), terms=terms(begun, runs, (one.a, one.b))) for one in given]
     budget, late = _spent(begun.budget, runs)
-    late = stand_in(runs, given) + late + other_machines(runs, why, timeless) + busy(runs)
+    speeds = [PACED] if begun.speeds else other_machines(runs, why, timeless)
+    late = stand_in(runs, given) + late + speeds + busy(runs)
     late += barely_trained(runs)
     if given:
         late += look_notes(sorted(seen), begun.planned_looks)

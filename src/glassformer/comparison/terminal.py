@@ -21,7 +21,7 @@ HEADS = ("params", "loss", BITS, "tokens/s", "memory", "ms/tok", "state/tok")
 def comparison_lines(results: Results) -> Iterator[str | RenderableType]:
     """Yields the parts of a comparison's output, from the table of its runs to its notes."""
     several = (results.budget.seeds or 1) > 1
-    runs = sorted(results.runs, key=lambda run: run.validation.loss if run.validation else math.inf)
+    runs = sorted(results.paced, key=lambda run: run.validation.loss if run.validation else math.inf)
     named = [(f"{run.name} seed {run.seed}" if several else run.name, run) for run in runs]
     yield summary_table(results.data.name, named)
     if any(run.extrapolation for run in runs):

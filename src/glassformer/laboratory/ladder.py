@@ -17,12 +17,11 @@ from glassformer.comparison.arms import DesignArm, check_seeds, given_budget, on
 from glassformer.comparison.design import FILE, LEAST_SEEDS, OWN, Design, design_of, from_tree, to_yaml
 from glassformer.comparison.experiment import command_of
 from glassformer.comparison.verbs import begun, place_of_work
-from glassformer.config import ModelConfig
 from glassformer.errors import RequestError, WorkError
 from glassformer.figures.terminal import Reported, Tabular, decimals, ruled, size, unbroken
 from glassformer.files import refuse_foreign, replace_text
 from glassformer.laboratory.pages.ladder import findings, render_ladder
-from glassformer.laboratory.rungs import Kind, LadderRecord, Rung, trained_as
+from glassformer.laboratory.rungs import Kind, LadderRecord, Rung
 from glassformer.laboratory.steps import Point, as_steps, between, check_steps
 from glassformer.naming.resolve import ModelLike
 from glassformer.options import LadderKeywords
@@ -32,11 +31,8 @@ from glassformer.runs.events import Notify, StageEvent
 from glassformer.runs.executor import Executor, with_callbacks
 from glassformer.runs.files import read_results
 from glassformer.runs.live import shown
-from glassformer.runs.request import place_of, read_request
-from glassformer.runs.results import RunResult
 from glassformer.text import DataLike, Tokens
-from glassformer.training import Callback, Interrupted, Recipe
-from glassformer.training.pace import paces
+from glassformer.training import Callback, Interrupted
 from glassformer.typed import typed
 from glassformer.units import plural
 
@@ -273,31 +269,10 @@ def _trained(
             raise
         _write(Ladder.of(held, rungs, steps, ladder.kind, ends), out)
         raise WorkError(f"{error}; what there is of the ladder is in {out / PAGE}", code=error.code) from None
-    results = made.results
-    found = Ladder.of(results, rungs, steps, ladder.kind, ends, folder=out)
-    if any(run.machine.shared for run in results.runs):
-        notify(StageEvent(words="training speeds, a few steps of each model in turn"))
-        done = [run for run in results.runs if run.status != "failed"]
-        names = trained_as(results, [rung.name for rung in rungs])
-        found = found.with_paces(_speeds(done, out) if done else {}, names)
+    found = Ladder.of(made.results, rungs, steps, ladder.kind, ends, folder=out)
     _write(found, out)
     made.check()
     return found
-
-
-def _speeds(runs: Sequence[RunResult], folder: Path) -> dict[str, float]:
-    """Returns {model: tokens per second} for the arms of the comparison in `folder`, each retrained briefly as its
-    first run but with all cores."""
-    firsts: dict[str, RunResult] = {}
-    for run in runs:
-        firsts.setdefault(run.name, run)
-    models = {
-        name: (ModelConfig.from_dict(run.config), Recipe.of(**run.recipe).replace(threads=None))
-        for name, run in firsts.items()
-    }
-    one = next(iter(firsts.values()))
-    text = Tokens.open(**read_request(place_of(folder, *one.key))["text"])
-    return {name: pace.tokens_per_second for name, pace in paces(models, text).items()}
 
 
 def _write(found: Ladder, folder: Path) -> None:

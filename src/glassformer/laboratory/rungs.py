@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, Literal, Self
@@ -159,7 +159,7 @@ class LadderRecord:
     ) -> Self:  # fmt: skip
         """Makes the content of ladder.json from the results of all arms."""
         own = {name: rung for rung, name in trained_as(results, [rung.name for rung in rungs]).items()}
-        runs = [run.changed(name=own[run.name]) for run in results.runs if run.name in own]
+        runs = [run.changed(name=own[run.name]) for run in results.paced if run.name in own]
         found = _effects(rungs, runs) if kind == "factorial" else _verdicts(rungs, runs, results)
         return cls(
             **ends, design=kind, changes=tuple(steps), created=results.created, data=results.data.name,
@@ -168,13 +168,6 @@ class LadderRecord:
             arms=tuple(LadderArm.of(at, rung, steps, runs) for at, rung in enumerate(rungs)),
             terms=terms(results.changed(runs=runs), runs, [rungs[0].name]), **found, **more,
         )  # fmt: skip
-
-    def with_paces(self, speeds: Mapping[str, float], trained: Mapping[str, str]) -> Self:
-        """Returns the record with other speeds: those measured one after the other instead of those of runs trained in
-        parallel."""
-        said = "Runs were trained side by side; speeds are those of a few steps of each model, one after the other."
-        arms = tuple(replace(arm, tokens_per_second=speeds.get(trained[arm.name])) for arm in self.arms)
-        return replace(self, arms=arms, notes=(*self.notes, said))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the content of ladder.json."""

@@ -45,7 +45,7 @@ def write_run(run: RunResult, path: str | os.PathLike[str]) -> Path:
 def render(results: Results) -> str:
     """Returns the page of a comparison as HTML text. Missing values leave gaps with a reason; strings are never treated
     as markup."""
-    arms = arms_of(results.runs)
+    arms = arms_of(results.paced)
     pending = _pending(results, arms)
     made = {
         "summary": summary(results, arms),

@@ -596,6 +596,9 @@ class Results(Entry):
     machine: MachineRecord = MachineRecord({})
     asked: list[Key] = []
     runs: list[RunResult]
+    speeds: dict[str, Amount] = {}
+    """Training tokens per second of each model, measured with all cores and in turn after runs that shared a device;
+    {} for other runs."""
     verdicts: list[Verdict] = []
     tuning: Tuning | None = None
     """Tuning, if the rates of the arms were chosen by trials; else None."""
@@ -610,6 +613,18 @@ class Results(Entry):
     def names(self) -> list[str]:
         """Names of the models with runs, in order."""
         return list(dict.fromkeys(run.name for run in self.runs))
+
+    @property
+    def paced(self) -> list[RunResult]:
+        """Runs with speeds that compare: those of `speeds` instead of those of runs that shared a device."""
+
+        def alone(run: RunResult) -> RunResult:
+            if run.train is None or run.name not in self.speeds:
+                return run
+            train = run.train.changed(tokens_per_second=self.speeds[run.name])
+            return run.changed(train=train, machine=MachineRecord({**run.machine.root, "shared": False}))
+
+        return [alone(run) for run in self.runs]
 
     def verdict(self, one: str, other: str) -> Verdict | None:
         """Returns the verdict on two models, given in either order; None without one."""
