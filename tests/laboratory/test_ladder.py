@@ -234,8 +234,15 @@ def test_planted_effects_are_found_in_both_directions(source: Path, tmp_path: Pa
 
 def test_speeds_of_runs_side_by_side_are_measured_in_turn(source: Path, tmp_path: Path) -> None:
     """Speeds are measured by real steps of every arm; the 128 that the planted runs report is not shown."""
-    side_by_side = Instead(Planted({"rope": -0.2}))
-    side_by_side.workers = 2
+    planted = Planted({"rope": -0.2})
+
+    def shared(place: Path, notify: Any) -> tuple[str | None, int]:
+        status = planted(place, notify)
+        result = json.loads((place / "result.json").read_text())
+        (place / "result.json").write_text(json.dumps({**result, "machine": {"shared": True}}))
+        return status
+
+    side_by_side = Instead(shared).of(2)
     found = ablate(BASE, source, changes="rope", out=tmp_path / "out", executor=side_by_side, **PLAN)
     assert all(arm.tokens_per_second > 0 for arm in found.arms)
     assert 128 not in [arm.tokens_per_second for arm in found.arms]

@@ -321,8 +321,8 @@ def _trained(
                     found[result.key] = result
                     if len(found) < len(requests) and WRITING * (time.monotonic() - written) >= took:
                         rewrite()
-                untimed = effect is None and not begun.speeds and not requests[0].loss_alone
-                if untimed and any(run.machine.shared for run in found.values()):
+                spoilt = any(run.machine.shared for run in found.values()) and begun.budget.match != "minutes"
+                if spoilt and not begun.speeds and effect is None and not requests[0].loss_alone:
                     begun = begun.changed(speeds=_speeds(requests, found, text, notify))
             finally:
                 if missing or begun.speeds != results.speeds:
