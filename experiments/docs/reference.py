@@ -89,7 +89,7 @@ FILES: dict[str, dict[str, str]] = {
         "design.yaml": "The experiment; `glassformer run` repeats it, `gf.Design.from_file` reads it.",
         "results.json": "`schema`, `created`, `status`, `command`, `again` (the command from any folder), `data`, "
         "`budget`, `machine`, `asked`, `runs`, a list of [RunResult](#runresult), `verdicts`, `looks`, "
-        "`planned_looks`.",
+        "`planned_looks`, and `speeds`, tokens/s of each model if they were measured after runs side by side.",
         "report.html": "The report; opens offline.",
         "runs/NAME-seedN/": "For each model and seed: request.json, result.json (a [RunResult](#runresult)), "
         "stderr.txt, and run/, its run folder, without command.txt and report.html.",

@@ -120,7 +120,7 @@ def auto() -> Local:
     return found
 
 
-@pytest.mark.parametrize("plan", [{"threads": 1}, {"seeds": 1, "models": [A]}, {"tokens": None, "minutes": 0.1}])
+@pytest.mark.parametrize("plan", [{"threads": 1}, {"seeds": 1, "models": [A]}, {"tokens": None, "minutes": 0.1, "evaluation_tokens": 512}])
 def test_a_comparison_that_has_one_run_at_once(plan: dict[str, Any], source: Path, tmp_path: Path) -> None:
     plan = {"models": [A, B], **FREE, **plan}
     found = gf.compare(plan.pop("models"), source, out=tmp_path, executor=auto(), **plan)

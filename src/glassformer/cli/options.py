@@ -216,8 +216,8 @@ class ExecutorOptions:
     """Options of verbs that train several runs: the machine or cluster, and the number of runs at once."""
 
     workers: int | None = None
-    """Runs trained at the same time on this machine, each with its share of the cores. By default several if the
-    models are small and trained on a CPU, otherwise 1."""
+    """Runs trained at the same time on this machine, each with its share of the cores. By default several for
+    small models on a CPU, otherwise 1."""
     slots: str | None = None
     """Train several runs at the same time, one on each device: cuda:0,cuda:1."""
     executor: str = "here"

@@ -48,7 +48,7 @@ from glassformer.units import plural
 
 WRITING = 0.01
 """Largest share of the time that results.json and the report take while runs train: the cores are those of the runs."""
-PACED = 5
+TIMED = 5
 """Timed steps of each model after runs that shared a device: some hundredths of the time of three runs of 100 steps"""
 QUANTILES = "scipy.optimize"
 """Module of the quantiles of verdicts, imported while the first runs train."""
@@ -344,4 +344,4 @@ def _speeds(
     ended = [request for request in requests if found[request.key].status != "failed"]
     models = {request.name: (request.config, request.recipe.replace(threads=None)) for request in ended}
     notify(StageEvent(words="training speeds, a few steps of each model in turn"))
-    return {name: pace.tokens_per_second for name, pace in paces(models, text, steps=PACED).items()}
+    return {name: pace.tokens_per_second for name, pace in paces(models, text, steps=TIMED).items()}
