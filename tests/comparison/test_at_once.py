@@ -16,7 +16,7 @@ from glassformer.comparison.arms import SMALL, at_once
 from glassformer.comparison.summary import PACED
 from glassformer.naming import preset
 from glassformer.runs import executor
-from glassformer.runs.executor import Local
+from glassformer.runs.executor import Local, with_workers
 from glassformer.runs.files import read_results
 from glassformer.runs.results import unlike
 from glassformer.training import Recipe
@@ -73,7 +73,7 @@ def test_others_are_trained_one_after_the_other(other: dict[str, Any]) -> None:
 
 
 def test_earlier_runs_decide_the_threads() -> None:
-    """On any number of cores, and however large the step is."""
+    """They do so with any number of cores, and for steps of any size."""
     assert chosen(cores=8, before=(None, False)) == (1, None) and chosen(cores=8, before=(1, False)) == (1, 1)
     assert chosen(cores=8, before=(2, True)) == (4, 2) and chosen(cores=1, before=(2, True)) == (1, 2)
     assert chosen("llama@3m", before=(1, True)) == (2, 1) and chosen(before=(1, True), device="cuda") == (1, 1)
@@ -100,8 +100,8 @@ def test_later_runs_have_the_threads_of_the_first(
 ) -> None:  # fmt: skip
     """Seeds are added on more cores and on one, and finished runs are kept."""
     monkeypatch.setattr(experiment, "paces", lambda models, text, **_: {})
-    one = Instead(marked)
-    gf.compare([A, B], source, out=tmp_path, executor=one if first == 1 else one.of(first) if first else auto(), **FREE)
+    given = auto() if first is None else with_workers(auto(), first)
+    gf.compare([A, B], source, out=tmp_path, executor=given, **FREE)
     assert threads_in(tmp_path) == [threads] * 4
     for number, seeds in ((8, 3), (1, 4)):
         cores(number)
@@ -111,7 +111,7 @@ def test_later_runs_have_the_threads_of_the_first(
         assert threads_in(tmp_path) == [threads] * 2 * seeds
         assert sum(event.event == "start" for event in events) == 2
     with refused(code="changed", field="threads"):
-        gf.compare([A, B], source, out=tmp_path, executor=one, **{**FREE, "threads": 3})
+        gf.compare([A, B], source, out=tmp_path, executor=given, **{**FREE, "threads": 3})
 
 
 def auto() -> Local:
@@ -120,7 +120,10 @@ def auto() -> Local:
     return found
 
 
-@pytest.mark.parametrize("plan", [{"threads": 1}, {"seeds": 1, "models": [A]}, {"tokens": None, "minutes": 0.1, "evaluation_tokens": 512}])
+@pytest.mark.parametrize(
+    "plan",
+    [{"threads": 1}, {"seeds": 1, "models": [A]}, {"tokens": None, "minutes": 0.1, "evaluation_tokens": 512}],
+)
 def test_a_comparison_that_has_one_run_at_once(plan: dict[str, Any], source: Path, tmp_path: Path) -> None:
     plan = {"models": [A, B], **FREE, **plan}
     found = gf.compare(plan.pop("models"), source, out=tmp_path, executor=auto(), **plan)

@@ -26,6 +26,7 @@ from glassformer.laboratory.rungs import pairs_of
 from glassformer.laboratory.steps import Point, as_steps, between
 from glassformer.runs import slurm
 from glassformer.runs.effects import combined, effects
+from glassformer.runs.executor import with_workers
 from tests.refused import failed, refused
 from tests.runs.stand_in import Instead, trained_at_once
 
@@ -242,7 +243,7 @@ def test_speeds_of_runs_side_by_side_are_measured_in_turn(source: Path, tmp_path
         (place / "result.json").write_text(json.dumps({**result, "machine": {"shared": True}}))
         return status
 
-    side_by_side = Instead(shared).of(2)
+    side_by_side = with_workers(Instead(shared), 2)
     found = ablate(BASE, source, changes="rope", out=tmp_path / "out", executor=side_by_side, **PLAN)
     assert all(arm.tokens_per_second > 0 for arm in found.arms)
     assert 128 not in [arm.tokens_per_second for arm in found.arms]

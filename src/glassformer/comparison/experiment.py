@@ -34,7 +34,7 @@ from glassformer.parts.core.base import PartConfig
 from glassformer.parts.core.outside import FILE as SOURCES
 from glassformer.parts.core.outside import import_options, modules_of, sources_of
 from glassformer.runs.events import Begin, Notify, StageEvent, reading, silent
-from glassformer.runs.executor import Executor, Local, interruptible, kept
+from glassformer.runs.executor import Executor, Local, interruptible, kept, with_workers
 from glassformer.runs.files import read_results
 from glassformer.runs.power import FIRST_SEED, PILOT, PILOT_SEEDS
 from glassformer.runs.request import RunRequest, TextPlaces, text_of_runs
@@ -163,11 +163,11 @@ def carry_out(
         refuse_short(config)
     plans = asked.plans(configs, size, objective=objective, threads=fields["threads"])
     runs = asked.seeds * len(configs)
-    if isinstance(executor, Local) and executor.workers is None:
+    if executor.workers is None:
         models, before = {name: (config, plans[name]) for name, config in configs.items()}, threads_before(folder)
         cores = machine.available_cores()
         workers, threads = at_once(models, runs, here, cores, machine.all_memory(), before)
-        executor, fields["threads"] = executor.of(workers), fields["threads"] or threads
+        executor, fields["threads"] = with_workers(executor, workers), fields["threads"] or threads
         plans = asked.plans(configs, size, objective=objective, threads=fields["threads"])
     where = "" if asked.minutes is None else duration(asked.minutes, runs)
     if free:

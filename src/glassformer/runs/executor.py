@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from glassformer import machine
 from glassformer.dynamics.summary import summary_of
@@ -96,12 +96,6 @@ class Local:
             message = f"workers={workers}: the number must be from 1 to {cores}, the cores that this process may use"
             raise RequestError(message, code="range", field="workers", value=workers, expected=f"1 to {cores}")
         self.workers, self.shared = workers, workers is not None and workers > 1
-
-    def of(self, workers: int) -> Self:
-        """Returns this executor with another number of workers."""
-        found = copy(self)
-        found.workers, found.shared = workers, workers > 1
-        return found
 
     def run(self, requests: Sequence[RunRequest], folder: Path, notify: Notify = silent) -> Iterator[RunResult]:
         waiting = deque(requests)
@@ -198,6 +192,13 @@ class InProcess:
             result = finished(request, folder) or failed(request, place, told[-1] if told else ending(status))
             notify(End(name=result.name, seed=result.seed, result=result))
             yield result
+
+
+def with_workers(executor: Executor, workers: int) -> Executor:
+    """Returns an executor of the same kind with a given number of workers."""
+    found: Any = copy(executor)
+    found.workers, found.shared = workers, workers > 1
+    return found
 
 
 def trains_here(executor: Executor | None) -> bool:

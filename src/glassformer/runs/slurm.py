@@ -388,7 +388,7 @@ def executor_of(
 
     executor  here; slurm, or slurm:OPTION=VALUE,OPTION=VALUE with options of sbatch
     slots     devices of this machine: cuda:0,cuda:1
-    workers   parallel runs on this machine; None: chosen by a comparison
+    workers   parallel runs on this machine; if None, a comparison chooses their number
     device    device that the runs request
 
     Raises RequestError."""
