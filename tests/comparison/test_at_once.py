@@ -73,7 +73,7 @@ def test_others_are_trained_one_after_the_other(other: dict[str, Any]) -> None:
 
 
 def test_earlier_runs_decide_the_threads() -> None:
-    """They do so with any number of cores, and for steps of any size."""
+    """The number of cores and the size of a step do not matter."""
     assert chosen(cores=8, before=(None, False)) == (1, None) and chosen(cores=8, before=(1, False)) == (1, 1)
     assert chosen(cores=8, before=(2, True)) == (4, 2) and chosen(cores=1, before=(2, True)) == (1, 2)
     assert chosen("llama@3m", before=(1, True)) == (2, 1) and chosen(before=(1, True), device="cuda") == (1, 1)

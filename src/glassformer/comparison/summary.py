@@ -21,7 +21,10 @@ COMPANY_LEAST = 0.25
 NAMED = 4
 """Largest number of runs that a note names"""
 
-PACED = "Runs were trained side by side; speeds are those of a few steps of each model, one after the other."
+PACED = (
+    "Runs were trained side by side. Training speeds are those of a few steps of each model in turn; speeds of "
+    "generation are those of runs side by side, and do not compare."
+)
 
 
 def so_far(begun: Results, found: Mapping[Key, RunResult], effect: float | None = None) -> Results:
