@@ -57,8 +57,8 @@ def test_small_runs_share_the_cores() -> None:
     assert 3 * config.flops(128) * 8 * 128 <= SMALL < 3 * config.flops(128) * 16 * 128
     assert chosen() == (2, 1) and chosen(cores=8) == (8, 1) and chosen(cores=8, runs=3) == (3, 2)
     assert chosen(cores=1) == chosen(runs=1) == (1, None)
-    assert chosen(cores=8, memory=None) == (8, 1) and chosen(cores=8, memory=14 << 30) == (3, 2)
-    assert chosen(memory=6 << 30) == (1, None)
+    assert chosen(cores=8, memory=None) == (8, 1) and chosen(cores=8, memory=7 << 30) == (3, 2)
+    assert chosen(memory=3 << 30) == (1, None)
 
 
 @pytest.mark.parametrize(
