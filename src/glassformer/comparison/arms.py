@@ -34,8 +34,8 @@ SMALL = 1e10
 """Largest number of FLOPs of a training step for runs that are trained several at once by default: two threads make a
 step of 8 x 128 tokens 1.47 (0.1m), 1.68 (1m), 1.83 (3m) and 1.88 (10m) times as fast as one does, two runs about 2."""
 ROOM, WORKING, TRAINED = 4, 1 << 29, 16
-"""Divisor of the memory, all of which such runs do not take; bytes of the process of a run (.3 GiB at 1m), and bytes of
-each parameter, its gradient and the optimizer's state"""
+"""Divisor of the memory, because other programs need some; bytes of the process of a run (.3 GiB at 1m, as measured);
+bytes of each parameter with its gradient and the optimizer's state"""
 ALIKE = {
     "tokens": "--tokens", "flops": "--flops", "minutes": "--minutes", "steps": "--steps", "seed": "--seeds",
     "context": "--context", "evaluation_tokens": "the same number", "objective": "--objective",
