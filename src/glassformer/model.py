@@ -12,18 +12,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from glassformer.errors import RequestError, check_whole
-from glassformer.parts import fused_products
 from glassformer.parts.core import auxiliary
 from glassformer.parts.core.owner import Spread
 from glassformer.parts.core.site import Site, unseen
 from glassformer.parts.embedding import Embedding
 from glassformer.parts.forward_pass import Along, Memory, Pass, position_in_document
-from glassformer.parts.fused_products import Step, through
+from glassformer.parts.fused_products import FusedPart, serve, through
 from glassformer.parts.head import Head
 from glassformer.parts.loss import rows_with_targets
 from glassformer.parts.mixer import Mixer
 from glassformer.parts.residual import Residual
-from glassformer.parts.residual.base import PartBranch, only
+from glassformer.parts.residual.base import PartBranch, fused_parts, only
 from glassformer.parts.state import ModelState, State
 
 STATE_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8)
@@ -62,14 +61,17 @@ class Block(nn.Module):
         ffn = None if self.ffn is None else PartBranch(self.ffn, pass_)
         return self.resid_post(self.residual(self.resid_pre(x), mixer, ffn))
 
-    def steps(self, x: Tensor, pass_: Pass, state: State | None) -> list[Step]:
-        """Returns the steps of this layer for a tensor like x: the layer itself, or without a state and if nothing
-        observes it those of its branches."""
-        found = None
-        if state is None and type(self) is Block and unseen(self):
-            ffn = None if self.ffn is None else PartBranch(self.ffn, pass_)
-            found = self.residual.steps(x, PartBranch(self.mixer, pass_), ffn)
-        return [partial(self, pass_=pass_, state=state)] if found is None else found
+    def parts(self, x: Tensor, pass_: Pass) -> list[FusedPart] | None:
+        """Returns the fused parts that one after another compute this layer for a tensor like x; None if it has further
+        parts, or if its values are observed."""
+        sites = type(self.resid_pre) is type(self.resid_post) is Site
+        if not sites or Block.forward is not _FORWARD or not unseen(self):
+            return None
+        ffn = None if self.ffn is None else PartBranch(self.ffn, pass_)
+        return fused_parts(self.residual, x, PartBranch(self.mixer, pass_), ffn)
+
+
+_FORWARD = Block.forward  # a program may replace it
 
 
 class Tower(nn.Module):
@@ -155,12 +157,15 @@ class Tower(nn.Module):
 
     @staticmethod
     def _through(layers: Sequence[tuple[Any, State | None]], x: Tensor, pass_: Pass) -> Tensor:
-        """Returns the output of layers, each with its decode state or None."""
-        if fused_products.serve(x):
-            return through(x, [step for layer, kept in layers for step in layer.steps(x, pass_, kept)])
+        """Returns the output of layers, each with its decode state or None. Layers in a row that are fused parts are
+        computed together."""
+        waiting: list[FusedPart] = []
         for layer, kept in layers:
-            x = layer(x, pass_, kept)
-        return x
+            parts = layer.parts(x, pass_) if type(layer) is Block and kept is None and serve(x) else None
+            if parts is None:
+                x, waiting = layer(through(x, waiting), pass_, kept), []
+            waiting += parts or ()
+        return through(x, waiting)
 
     @staticmethod
     def _of_rows(layer: Any, x: Tensor, pass_: Pass, state: State | None, rows: Tensor) -> Tensor:

@@ -370,10 +370,17 @@ def test_layers_together_have_the_bits_of_layers_apart(name: str, monkeypatch: p
     model = gf.preset("+".join([f"{family}@0.1m", "vocab_size=60", *changes])).build(seed=0)
     made: list[int] = []
     run = fused_products._run
-    monkeypatch.setattr(fused_products, "_run", lambda calls: made.append(len(calls)) or run(calls))
+
+    def counted(calls: Any) -> None:
+        made.append(len(calls))
+        run(calls)
+
+    monkeypatch.setattr(fused_products, "_run", counted)
     together = trained(model)
     if name in ("llama", "gpt2", "llama+layernorm+bias"):
         assert made == [4, 4]  # two layers
+    else:
+        assert max(made) == 1
     for a, b in zip(together, apart(model, monkeypatch), strict=True):
         assert torch.equal(a, b)
     for module in model.modules():
@@ -382,18 +389,110 @@ def test_layers_together_have_the_bits_of_layers_apart(name: str, monkeypatch: p
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+class Wrapped(nn.Module):
+    """Module that answers for another one, as wrappers of checkpointing and sharding do."""
+
+    def __init__(self, inner: nn.Module, counts: list[int]):
+        super().__init__()
+        self.inner, self.counts = inner, counts
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.inner, name)
+
+    def forward(self, *given: Any) -> Tensor:
+        self.counts.append(1)
+        y: Tensor = self.inner(*given)
+        return y
+
+
+def noted(notes: list[Any], note: Any, value: Any) -> Any:
+    """Adds a note, and returns the value."""
+    notes.append(note)
+    return value
+
+
+class Half(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x
+
+
+def three() -> Any:
+    return gf.preset("llama@0.1m+vocab_size=60+layers=3").build(seed=0)
+
+
 @serves
-def test_a_layer_in_view_is_called(called: dict[str, int]) -> None:
-    model: Any = gf.preset("llama@0.1m+vocab_size=60+layers=3").build(seed=0)
-    plain, seen = trained(model), []
+def test_layers_in_view_are_called(called: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks, also those that change the shape, and wrappers, compiled modules, replaced sites and methods."""
+    plain, model = trained(three()), three()
+    seen: list[Any] = []
     called.update(feed=0, mix=0)
     model.layers[1].register_forward_hook(lambda *_: seen.append(1))
-    for a, b in zip(plain, trained(model), strict=True):
-        assert torch.equal(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(plain, trained(model), strict=True))
     assert len(seen) == 1 and called == {"feed": 3, "project": 0, "mix": 3}
     model.layers[2].residual.resid_mid.register_forward_hook(lambda *_: seen.append(2))
     trained(model)
     assert seen == [1, 1, 2]
+
+    tokens, model = torch.randint(60, (4, 40)), three()
+    model.layers[0].register_forward_hook(lambda module, given, y: y[:2])
+    torch.testing.assert_close(model(tokens), three()(tokens)[:2], rtol=1e-4, atol=1e-5)
+
+    def wrapped(change: Any) -> list[Tensor]:
+        model, ran = three(), list[int]()
+        change(model, ran)
+        made = trained(model)
+        assert ran
+        return made
+
+    def layer(model: Any, ran: list[int]) -> None:
+        model.layers[1] = Wrapped(model.layers[1], ran)
+
+    def mixer(model: Any, ran: list[int]) -> None:
+        model.layers[1].mixer = Wrapped(model.layers[1].mixer, ran)
+
+    def compiled(model: Any, ran: list[int]) -> None:
+        model.layers[1].compile(backend=lambda graph, _: noted(ran, 1, graph.forward))
+
+    for change in (layer, mixer, compiled):
+        for a, b in zip(plain, wrapped(change), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    for name in ("resid_pre", "resid_post"):
+        model = three()
+        setattr(model.layers[1], name, Half())
+        assert not torch.equal(trained(model)[0], plain[0])
+    for owner, name in ((type(three().layers[0]), "forward"), (Pre, "feed"), (Pre, "added")):
+        with monkeypatch.context() as patch:
+            own = getattr(owner, name)
+            patch.setattr(owner, name, lambda *given, own=own, name=name: noted(seen, name, own(*given)))
+            trained(three())
+        assert seen[-1] == name
+
+
+@serves
+def test_frozen_layers_keep_nothing_and_gradients_have_none() -> None:
+    """Layers below the first trained one have no part in the backward pass, and second derivatives are refused."""
+
+    def kept(model: Any) -> int:
+        """Number of storages that autograd keeps."""
+        found: list[int] = []
+        hook = partial(noted, found)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: hook(x.untyped_storage().data_ptr(), x), lambda x: x):
+            trained(model)
+        return len(set(found))
+
+    model, whole = three(), kept(three())
+    for one in (model.embedding, *model.layers[:2]):
+        one.requires_grad_(False)
+    assert kept(model) < whole / 2
+    model.requires_grad_(True)
+    block: Any = model.layers[0]
+    x = drawn(2, 64, block.mixer.qkv.in_features).requires_grad_()
+    y = block(x, Pass.of(x)).square().sum()
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(y, [*block.parameters()], create_graph=True)
 
 
 @serves

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer.machine import native
+from glassformer.parts.first_order import first_order
 from glassformer.parts.precision import traced
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ class _Attend(torch.autograd.Function):
         return made[3]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, z, log_z = ctx.saved_tensors
         grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()

@@ -7,7 +7,8 @@ them.
     projection  q, k, v = x W^T + b, with the pairs of q and k rotated
 
 phi is one of `ACTIVATIONS`. All but the projection may also be y = x + part(norm(x)), with an RMS norm or a layer norm.
-They are operations, which `through` computes one after another, as one function of autograd.
+Each of these parts is described by a `FusedPart`; `through` computes several, one after another, as one function of
+autograd.
 Blocks of rows pass through all products and loops while they are in the cache, in one call: in a small model the calls
 of separate operations take as long as the work, and in a larger one the memory between them. The products are MKL's,
 inside of torch. The backward pass makes the results of phi again, which costs less than to keep them. Each function
@@ -19,7 +20,7 @@ of weights are sums over blocks, so that their last bits depend on the number of
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -33,6 +34,7 @@ from glassformer.parts import fused_loops
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Shape
 from glassformer.parts.core.site import unseen
+from glassformer.parts.first_order import first_order
 from glassformer.parts.linear import Linear
 from glassformer.parts.norm.base import Norm
 
@@ -48,7 +50,8 @@ BLOCK = 256
 LINE = 64
 """Bytes of a cache line."""
 MOST = 1 << 22
-"""Most weights of operations in one call, because all gradients of weights exist from its start."""
+"""Largest number of elements of the weights of fused parts in one function of autograd, whose backward pass takes the
+memory of all their gradients at its start."""
 
 
 class _Call(ctypes.Structure):
@@ -120,10 +123,10 @@ class _Heads(ctypes.Structure):
 
 
 class _Rooms:
-    """Memory that operations use one after another, each during its call, for arrays of x's dtype."""
+    """Memory for arrays of x's dtype that fused parts use one after another, each during its call."""
 
     def __init__(self, x: Tensor, counts: Iterable[Iterable[int]]):
-        """`counts`: numbers of elements of the arrays of each operation."""
+        """`counts`: numbers of elements of the arrays of each part."""
         self.line = LINE // x.element_size()
         self.held = x.new_empty(max(sum(map(self._whole, some)) for some in counts) + self.line)
         self.first, self.size = -(-self.held.data_ptr() // LINE) * LINE, x.element_size()
@@ -142,17 +145,23 @@ Given = tuple[str, tuple[Any, ...]]
 
 
 class FusedPart:
-    """Branch of a block, or a network or attention by itself, that C++ computes in one call, and its gradients in
-    another. With a norm, the result for x is x + part(norm(x)).
+    """Part of a model that one call of C++ computes for an x of known shape, and another call its gradients. With a
+    norm, the result is x + part(norm(x)).
 
-    tensors   what has gradients: weight and offset of the norm, or None, the weights of all layers, and their biases
-    call      fields of `_Call`"""
+    tensors   tensors that have gradients: weight and offset of the norm, or None, the weights of all layers, and their
+              biases
+    used      number of the first of `tensors` that gradients are computed from
+    call      fields of `_Call`
+    eps       that of the norm
+    normed    True with a norm; `centred` if it subtracts the mean
+    layers    number of layers
+    size      number of elements of their weights"""
 
     def __init__(self, norm: tuple[Any, ...], layers: Sequence[Linear], call: tuple[Any, ...]):
         self.eps, self.centred, scale, offset = norm
         self.tensors = (scale, offset, *(one.weight for one in layers), *(one.bias for one in layers))
         self.call, self.normed, self.layers = call, scale is not None, len(layers)
-        self.size = sum(one.weight.numel() for one in layers)
+        self.used, self.size = 2 + len(layers), sum(one.weight.numel() for one in layers)
 
     def __call__(self, x: Tensor) -> Tensor:
         return through(x, [self])
@@ -169,7 +178,8 @@ class FusedPart:
         self, x: Tensor, kept: Sequence[Tensor | None], tensors: Sequence[Tensor | None], grad: Tensor,
         of_x: Tensor | None, wanted: Sequence[bool], rooms: list[int],
     ) -> tuple[list[Tensor | None], Given]:  # fmt: skip
-        """Returns (gradients of the wanted `tensors`, the call that fills them and `of_x`, the gradient of x)."""
+        """Returns (gradients of the wanted ones of `self.tensors`, the call that fills them and `of_x`, the gradient of
+        x). `tensors`: the first `used` of them, as autograd has kept them."""
         raise NotImplementedError
 
     def statistics(self, x: Tensor) -> list[Tensor | None]:
@@ -179,23 +189,20 @@ class FusedPart:
     def first(
         self, results: int, statistics: Sequence[Tensor | None], tensors: Any, made: Any = (None, None)
     ) -> tuple[Any, Any]:
-        """Returns the first two arguments of a call."""
+        """Returns the arguments `_Call` and `_Norm` of a call: of the address of the room for the norm's results, its
+        `statistics`, its weight and offset, the first of `tensors`, and their gradients, the first of `made`."""
         given = *map(_at, tensors[:2]), results, *map(_at, statistics), *map(_at, made[:2])
         return ctypes.byref(_Call(*self.call)), ctypes.byref(_Norm(*given, self.eps))
 
-    def gradients(self, tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        """Returns empty tensors for the gradients of `tensors`: the wanted ones, and those of a norm together."""
-        both = zip(tensors, (True, True, *wanted[2:]), strict=True)
+    def gradients(self, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Returns empty tensors for the gradients of `self.tensors`: the wanted ones, and always those of a norm."""
+        both = zip(self.tensors, (True, True, *wanted[2:]), strict=True)
         return [torch.empty_like(one) if one is not None and want else None for one, want in both]
 
     def sums(self) -> int:
         """Returns the number of elements of all blocks' gradients of the norm."""
         _, _, rows, d, _, block, step, *_ = self.call
         return self.normed * -(-rows // step) * -(-step // block) * 2 * d
-
-
-Step = FusedPart | Callable[[Tensor], Tensor]
-"""FusedPart on x, or function of it."""
 
 
 class _Feed(FusedPart):
@@ -210,7 +217,7 @@ class _Feed(FusedPart):
         _, _, rows, _, f, _, _, gates, *_ = self.call
         opened, y, kept = x.new_empty(gates, rows, f), torch.empty_like(x), self.statistics(x)
         results, room = rooms
-        weights, biases = self.tensors[2 : 2 + self.layers], self.tensors[2 + self.layers :]
+        weights, biases = self.tensors[2 : self.used], self.tensors[self.used :]
         first = self.first(results, kept, self.tensors)
         given = *first, _at(x), _each(weights), _each(biases), _parts(opened), room, _at(y)
         return y, [*kept, opened], ("feed", given)
@@ -221,10 +228,10 @@ class _Feed(FusedPart):
     ) -> tuple[list[Tensor | None], Given]:  # fmt: skip
         results, sums, *room = rooms
         *statistics, opened = kept
-        made = self.gradients(tensors, wanted)
-        first, end = self.first(results, statistics, tensors, made), 2 + self.layers
+        made = self.gradients(wanted)
+        first, end = self.first(results, statistics, tensors, made), self.used
         given = (
-            *first, sums, _at(grad), _at(x), _each(tensors[2:end]), _parts(opened), _addresses(room), _at(of_x),
+            *first, sums, _at(grad), _at(x), _each(tensors[2:]), _parts(opened), _addresses(room), _at(of_x),
             _each(made[2:end]), _each(made[end:]),
         )  # fmt: skip
         return made, ("feed_back", given)
@@ -261,7 +268,7 @@ class _Mix(FusedPart):
     ) -> tuple[list[Tensor | None], Given]:  # fmt: skip
         rates, means, qkv, z, log_z, *tables = kept
         results, sums, *room = rooms
-        made, (weight, after, *_) = self.gradients(tensors, wanted), tensors[2:]
+        made, (weight, after) = self.gradients(wanted), tensors[2:]
         first = *self.first(results, (rates, means), tensors, made), *self._described(tables)
         of_weight, of_after, of_bias, of_bias_after = made[2:]
         given, to = (grad, x, weight, after, qkv, z, log_z), (of_x, of_weight, of_bias, of_after, of_bias_after)
@@ -273,18 +280,20 @@ class _Mix(FusedPart):
 
 
 class _Chain(torch.autograd.Function):
-    """Autograd function of operations on x, each on the result of the one before; their tensors follow.
+    """Autograd function of x and fused parts, each on the result of the one before, with the tensors of all parts.
 
-    All memory is taken and all calls are described before the first of them, because a call empties the caches of what
-    Python and torch need: between calls, that would take as long as the loops of a small model."""
+    All memory is taken and all calls are described before the first call, because a call empties the caches of what
+    Python and torch need: a description between two calls takes as long as the loops of a small model."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, operations: Sequence[FusedPart], *tensors: Any) -> Tensor:
-        x, saved, calls, ctx.operations, ctx.counts = x.contiguous(), [], [], operations, []
-        rooms = _Rooms(x, (one.rooms(False) for one in operations))
-        for one in operations:
+    def forward(ctx: Any, x: Tensor, parts: Sequence[FusedPart], *tensors: Any) -> Tensor:
+        x, saved, calls, ctx.parts, ctx.counts = x.contiguous(), [], [], parts, []
+        if x.dtype != torch.float32 or any(x.numel() != one.call[2] * one.call[3] for one in parts):
+            raise ValueError(f"{tuple(x.shape)} of {x.dtype} is not what these parts were described for")
+        rooms = _Rooms(x, (one.rooms(False) for one in parts))
+        for one in parts:
             y, kept, call = one.forward(x, rooms(one.rooms(False)))
-            saved += [x, *kept, *one.tensors]
+            saved += [x, *kept, *one.tensors[: one.used]]
             calls.append(call)
             ctx.counts.append(len(kept))
             x = y
@@ -293,21 +302,21 @@ class _Chain(torch.autograd.Function):
         return x
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        saved, wanted, operations = ctx.saved_tensors, ctx.needs_input_grad, ctx.operations
+        saved, wanted, parts = ctx.saved_tensors, ctx.needs_input_grad, ctx.parts
         grad: Any = grads[0].contiguous()
         made: list[Tensor | None] = []
-        rooms = _Rooms(grad, (one.rooms(True) for one in operations))
+        rooms = _Rooms(grad, (one.rooms(True) for one in parts))
         calls, held, end, last = [], [grad], len(saved), len(wanted)
-        for one, count in zip(reversed(operations), reversed(ctx.counts), strict=True):
-            many = len(one.tensors)
-            x, *kept = saved[end - many - count - 1 : end - many]
-            needed = one.normed or wanted[0] or len(held) < len(operations)
+        for one, count in zip(reversed(parts), reversed(ctx.counts), strict=True):
+            many, used = len(one.tensors), one.used
+            x, *kept = saved[end - used - count - 1 : end - used]
+            needed = one.normed or wanted[0] or len(held) < len(parts)
             of_x = None if not needed else held[-2] if len(held) > 2 else torch.empty_like(x)
-            given = x, kept, saved[end - many : end], grad, of_x, wanted[last - many : last]
+            given = x, kept, saved[end - used : end], grad, of_x, wanted[last - many : last]
             found, call = one.backward(*given, rooms(one.rooms(True)))
-            end, last = end - many - count - 1, last - many
+            end, last = end - used - count - 1, last - many
             made, grad = found + made, of_x
             calls.append(call)
             held.append(of_x)
@@ -321,20 +330,26 @@ def _run(calls: Sequence[Given]) -> None:
             raise MemoryError(name)
 
 
-def through(x: Tensor, steps: Iterable[Step]) -> Tensor:
-    """Returns the result of steps, each on the result of the one before: operations, which are one call as long as
-    their weights have at most `MOST` elements together, and functions of x."""
+def through(x: Tensor, parts: Iterable[FusedPart]) -> Tensor:
+    """Returns the result of fused parts for x, each part on the result of the one before; x itself without parts. From
+    the first part that has gradients on, parts are one function of autograd as long as their weights have at most
+    `MOST` elements together."""
     waiting: list[FusedPart] = []
-    for step in (*steps, None):
-        if isinstance(step, FusedPart) and (not waiting or step.size + sum(one.size for one in waiting) <= MOST):
-            waiting.append(step)
-            continue
-        if waiting:
-            x = _Chain.apply(x, waiting, *(tensor for one in waiting for tensor in one.tensors))
-        waiting = [step] if isinstance(step, FusedPart) else []
-        if step is not None and not waiting:
-            x = step(x)
-    return x
+    trained = x.requires_grad
+    for part in parts:
+        trained = trained or any(one is not None and one.requires_grad for one in part.tensors)
+        if waiting and part.size + sum(one.size for one in waiting) > MOST:
+            x, waiting = _together(x, waiting), []
+        if trained:
+            waiting.append(part)
+        else:
+            x = _together(x, [part])
+    return _together(x, waiting) if waiting else x
+
+
+def _together(x: Tensor, parts: Sequence[FusedPart]) -> Tensor:
+    y: Tensor = _Chain.apply(x, parts, *(one for part in parts for one in part.tensors))
+    return y
 
 
 class _Project(torch.autograd.Function):
@@ -360,7 +375,7 @@ class _Project(torch.autograd.Function):
         return q, k, y[..., (n + g) * h :].unflatten(-1, (g, width))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, cos, sin = ctx.saved_tensors
         given = [one if one.stride(-1) == 1 else one.contiguous() for one in grads]
@@ -436,7 +451,7 @@ def _blocks(rows: int, d: int, f: int, gates: int = 0, activation: int = 0, text
 def feed(
     network: nn.Module, x: Tensor, activation: str, before: tuple[Linear, ...], after: Linear, norm: Norm | None = None
 ) -> FusedPart | None:
-    """Returns the operation of a feed-forward network on x (..., d): one of `ACTIVATIONS`, layers `before` its loop,
+    """Returns the fused part of a feed-forward network for x (..., d): one of `ACTIVATIONS`, layers `before` its loop,
     two for a gating, and the layer `after` it. With a norm, its result is x + network(norm(x))."""
     layers, d, f = (*before, after), x.shape[-1], after.in_features
     rows = _before(norm, d)
@@ -467,7 +482,7 @@ def mix(
     mixer: nn.Module, x: Tensor, layers: tuple[Linear, Linear], heads: tuple[int, int, int, int], causal: bool,
     factor: float, rotation: tuple[Tensor, Tensor, int] | None, norm: Norm | None = None,
 ) -> FusedPart | None:  # fmt: skip
-    """Returns the operation of attention on x (b, s, d), each row one text, for a training step. With a norm, its
+    """Returns the fused part of attention for x (b, s, d), each row one text, for a training step. With a norm, its
     result is x + attention(norm(x)).
 
     layers    the projections to q, k and v, and of z

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, library
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.function import once_differentiable
 
 from glassformer.machine import native
 from glassformer.parts import fused_loops
+from glassformer.parts.first_order import first_order
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 BLOCK = 64
@@ -141,7 +141,7 @@ class _OfFew(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, ends = ctx.saved_tensors
         grad, (n, o, i) = grads[0].contiguous(), weight.shape
@@ -178,7 +178,7 @@ class _Choose(torch.autograd.Function):
         return weights, chosen
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         p, weights, chosen = ctx.saved_tensors
         of_p = torch.empty_like(p)
@@ -214,7 +214,7 @@ class _Mix(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad, (weights, *saved) = grads[0].contiguous(), ctx.saved_tensors
         tokens, k, _, d, f = ctx.sizes

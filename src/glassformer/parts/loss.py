@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glassformer.parts import fused_loops
 from glassformer.parts.core.owner import Vocabulary
+from glassformer.parts.first_order import first_order
 from glassformer.parts.precision import at_hand, wide
 
 IGNORED = -100
@@ -226,7 +226,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return _mean(total, count)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (of_loss,), grads = upstream, ctx.saved_tensors
         if not (ctx.at_hand and of_loss.item() == 1):

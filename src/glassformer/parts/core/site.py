@@ -171,7 +171,7 @@ def edit_at(edits: Iterable[tuple[Site, Edit]]) -> AbstractContextManager[None]:
 
 def unseen(module: nn.Module) -> bool:
     """Returns True if nothing observes or edits values inside the module: no function at a site, no hook of torch, of a
-    module or of all, and no `forward` that replaces that of a class."""
+    module or of all, no `forward` that replaces that of a class, and no module that torch.compile calls."""
     if every_module._has_any_global_hook():
         return False
     taps, below = thread.now.taps or (), [module]
@@ -179,7 +179,8 @@ def unseen(module: nn.Module) -> bool:
         one = below.pop()
         own = vars(one)
         hooked = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
-        if hooked or own["_backward_pre_hooks"] or "forward" in own or one in taps:
+        changed = "forward" in own or own.get("_compiled_call_impl") is not None
+        if hooked or own["_backward_pre_hooks"] or changed or one in taps:
             return False
         below += filter(None, own["_modules"].values())
     return True

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from glassformer.errors import RequestError
 from glassformer.parts import fused_loops
 from glassformer.parts.core.base import BuildContext, PartConfig
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.owner import Seam
+from glassformer.parts.first_order import first_order
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.fused_products import FusedPart
 from glassformer.parts.linear import Matrix, matrices_of
@@ -50,7 +50,7 @@ class _GeluTanh(torch.autograd.Function):
         return _gelu_tanh(x) if y is None else y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         given = grads[0], *ctx.saved_tensors
         grad = fused_loops.gelu_tanh_grad(*given)
@@ -92,6 +92,8 @@ class FFN(nn.Module):
     """True if no output depends on tokens of other documents."""
     by_token: bool = False
     """True if each output depends only on the token at its position."""
+    in_blocks: bool = False
+    """True if `added_at_once` may give a fused part."""
     enter: Seam | None = None
     """Function applied to x first, if tensor-parallel ranks share the FFN (`parts/core/owner.py`); None for one
     rank."""
@@ -103,8 +105,8 @@ class FFN(nn.Module):
         return self.by_token
 
     def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass | None = None) -> FusedPart | None:
-        """Returns x + self(norm(x)) as one operation of a training step on tensors like x; None if this network, or the
-        machine, has no such operation."""
+        """Returns x + self(norm(x)) as a fused part of a training step for tensors like x; None if this network
+        or the machine has no such part."""
         return None
 
     def matrices(self) -> dict[str, Matrix]:

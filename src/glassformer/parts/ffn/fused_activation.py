@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glassformer.parts import fused_loops
 from glassformer.parts.core.site import Site
+from glassformer.parts.first_order import first_order
 from glassformer.parts.linear import Linear
 from glassformer.parts.precision import slow_in_bf16, wide
 from glassformer.parts.region import region
@@ -115,7 +115,7 @@ class _SwiGlu(torch.autograd.Function):
         return _swiglu(gate, up) if y is None else y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         given = grads[0], *ctx.saved_tensors
         return fused_loops.swiglu_grad(*given) or _swiglu_grad(*given)
@@ -157,7 +157,7 @@ class _ClampedGlu(torch.autograd.Function):
         return _clamped(gate, up, limit, alpha, shift)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return (*_clamped_grad(grads[0], *ctx.saved_tensors, *ctx.numbers), None, None, None)
 

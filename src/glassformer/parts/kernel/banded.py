@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glassformer.parts.core.base import BuildContext
+from glassformer.parts.first_order import first_order
 from glassformer.parts.kernel.base import (
     AttentionCall,
     CallFacts,
@@ -252,7 +252,7 @@ class _Tiles(torch.autograd.Function):
         return z
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, *patterns = ctx.saved_tensors
         b, n, _s, h = queries.shape

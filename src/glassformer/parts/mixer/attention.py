@@ -141,8 +141,8 @@ class Attention(SoftmaxAttention):
         return None if self.enter is not None else self._at_once(x, pass_, norm)
 
     def _at_once(self, x: Tensor, pass_: Pass, norm: Norm | None = None) -> FusedPart | None:
-        """Returns attention without further parts, or with a norm x + output of norm(x), as one operation of a training
-        step; None if this mixer, this pass or the machine needs separate ones."""
+        """Returns attention without further parts, or with a norm x + output of norm(x), as a fused part of a training
+        step; None if this mixer, this pass or the machine needs separate operations."""
         further = self.qk_norm, self.softcap, self.gate_proj, self.sinks, self.shares
         varied = type(self) is not Attention or self.gain_control or any(one is not None for one in further)
         layer = self.projection.stacked(self)

@@ -99,8 +99,8 @@ class Mixer(nn.Module, ABC):
                      tokens, and are added to it"""
 
     def added_at_once(self, x: Tensor, norm: Norm, pass_: Pass) -> FusedPart | None:
-        """Returns x + self(norm(x), pass_) as one operation of a training step on tensors like x; None if this mixer,
-        or the machine, has no such operation."""
+        """Returns x + self(norm(x), pass_) as a fused part of a training step for tensors like x; None if this
+        mixer or the machine has no such part."""
         return None
 
     @abstractmethod

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glassformer.errors import RequestError
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
 from glassformer.parts.core.heads import Heads
 from glassformer.parts.core.owner import Owner
+from glassformer.parts.first_order import first_order
 from glassformer.parts.forward_pass import Pass
 from glassformer.parts.linear import linear_cost
 from glassformer.parts.mixer.base import MixerChange
@@ -44,7 +44,7 @@ class _Positive(torch.autograd.Function):
         return phi
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (phi,) = ctx.saved_tensors
         return grads[0] * phi.clamp(max=1)

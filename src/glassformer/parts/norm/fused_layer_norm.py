@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from glassformer.parts.first_order import first_order
 from glassformer.parts.precision import wide
 from glassformer.parts.region import compiling_regions, region
 
@@ -57,7 +57,7 @@ class _LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, rate = ctx.saved_tensors
         grad_weight, grad_bias = _grad_weight(grads[0], x, mean, rate)

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from glassformer.parts import fused_loops
 from glassformer.parts.core.base import BuildContext
 from glassformer.parts.core.cost import Cost, Shape
+from glassformer.parts.first_order import first_order
 from glassformer.parts.norm.base import Norm, NormConfig, RowNorm, norm_cost
 from glassformer.parts.precision import exact, wide
 from glassformer.parts.region import region
@@ -119,7 +119,7 @@ class _RMSNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rate = ctx.saved_tensors
         made = fused_loops.rms_norm_grad(grads[0], x, weight, rate)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from glassformer.parts import fused_loops
+from glassformer.parts.first_order import first_order
 from glassformer.parts.precision import wide
 from glassformer.parts.region import compiling_regions, region
 
@@ -67,7 +67,7 @@ class _Turn(torch.autograd.Function):
         return (_turn if fused else _turn_unfused)(x, cos, sin, pair_axis)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         made = fused_loops.turn(grads[0], cos, sin, ctx.pair_axis, back=True)

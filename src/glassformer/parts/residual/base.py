@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from glassformer.parts.core.init import InitConfig
 from glassformer.parts.core.site import Site
 from glassformer.parts.core.words import Word
 from glassformer.parts.forward_pass import Pass
-from glassformer.parts.fused_products import FusedPart, Step
+from glassformer.parts.fused_products import FusedPart
 
 Branch = Callable[[Tensor], Tensor]
 
@@ -31,9 +30,16 @@ class PartBranch:
         return y
 
     def added(self, x: Tensor, norm: nn.Module) -> FusedPart | None:
-        """Returns x + part(norm(x)) as one operation on tensors like x, if the part has it here; None otherwise."""
-        found: FusedPart | None = self.part.added_at_once(x, norm, self.pass_) if self.state is None else None
+        """Returns x + part(norm(x)) as a fused part for tensors like x; None if the part cannot be fused here."""
+        found: FusedPart | None = self.part.added_at_once(x, norm, self.pass_) if self.fuses else None
         return found
+
+    @property
+    def fuses(self) -> bool:
+        """True if the part may be fused: its own class allows it, not a module inside a wrapper, and it has no decode
+        state."""
+        says = hasattr(type(self.part), "added_at_once") and getattr(self.part, "in_blocks", True)
+        return self.state is None and says
 
 
 class Residual(nn.Module):
@@ -60,20 +66,20 @@ class Residual(nn.Module):
         branch = branch if self.scale == 1.0 else branch * self.scale
         return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
-    def adds(self, x: Tensor, branch: Branch, norm: nn.Module | None) -> Step:
-        """Returns the step that adds to a tensor like x what the branch makes of its norm, or of itself without a norm;
-        an operation if the branch has one."""
-        at_once = isinstance(branch, PartBranch) and norm is not None and self.scale == 1.0 and not self.dropout
-        found = cast(PartBranch, branch).added(x, cast(nn.Module, norm)) if at_once else None
-        return partial(self.added, branch=branch, norm=norm) if found is None else found
+    def fused(self, x: Tensor, branch: Branch, norm: nn.Module) -> FusedPart | None:
+        """Returns the fused part that computes, for a tensor like x, its sum with the branch's result for its norm;
+        None if the branch cannot be fused here."""
+        plain = isinstance(branch, PartBranch) and self.scale == 1.0 and not self.dropout
+        return cast(PartBranch, branch).added(x, norm) if plain else None
 
-    def added(self, x: Tensor, branch: Branch, norm: nn.Module | None) -> Tensor:
-        """Returns x plus what the branch makes of its norm, or of x without a norm."""
-        return x + self.share(branch(x if norm is None else norm(x)))
+    def added(self, x: Tensor, branch: Branch, norm: nn.Module) -> Tensor:
+        """Returns x plus the branch's result for the norm of x."""
+        part = self.fused(x, branch, norm)
+        return x + self.share(branch(norm(x))) if part is None else part(x)
 
-    def steps(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> list[Step] | None:
-        """Returns the steps of this wiring for a tensor like x, if it is steps one after another that nothing observes;
-        None otherwise."""
+    def parts(self, x: Tensor, mixer: PartBranch, ffn: PartBranch | None) -> list[FusedPart] | None:
+        """Returns the fused parts that one after another compute this wiring for a tensor like x if nothing observes
+        its values; None if the wiring computes more."""
         return None
 
     def forward(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> Tensor:
@@ -83,6 +89,11 @@ class Residual(nn.Module):
         """Computes the block for only some tokens: returns the stream after it, x' (1, n, d), of the tokens with
         indices `rows` (n,) among the b s of x."""
         return only(self(x, mixer, ffn), rows)
+
+
+def fused_parts(wiring: nn.Module, x: Tensor, mixer: PartBranch, ffn: PartBranch | None) -> list[FusedPart] | None:
+    """Returns `wiring.parts(x, mixer, ffn)`; None for a module that is not a `Residual`."""
+    return wiring.parts(x, mixer, ffn) if isinstance(wiring, Residual) else None
 
 
 class Sequential(Residual):

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from glassformer.parts.core.base import BuildContext
-from glassformer.parts.fused_products import Step
+from glassformer.parts.core.site import Site
+from glassformer.parts.fused_products import FusedPart
 from glassformer.parts.norm.base import NormConfig
-from glassformer.parts.residual.base import Branch, ResidualConfig, Sequential
+from glassformer.parts.residual.base import Branch, PartBranch, ResidualConfig, Sequential
 
 
 class Pre(Sequential):
@@ -34,16 +35,31 @@ class Pre(Sequential):
         self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
 
     def mix(self, x: Tensor, mixer: Branch) -> Tensor:
-        return self.resid_mid(self.adds(x, mixer, self.mixer_norm)(x))
+        norm = self.mixer_norm
+        return self.resid_mid(x + self.share(mixer(x)) if norm is None else self.added(x, mixer, norm))
 
     def feed(self, x: Tensor, ffn: Branch) -> Tensor:
         assert self.ffn_norm is not None, "a block with an ffn needs ffn_norm"
-        return self.adds(x, ffn, self.ffn_norm)(x)
+        return self.added(x, ffn, self.ffn_norm)
 
-    def steps(self, x: Tensor, mixer: Branch, ffn: Branch | None) -> list[Step] | None:
-        if type(self) is not Pre:
+    def parts(self, x: Tensor, mixer: PartBranch, ffn: PartBranch | None) -> list[FusedPart] | None:
+        plain = type(self) is Pre and type(self.resid_mid) is Site and _methods() == _WRITTEN
+        if not plain or not (ffn is None or ffn.fuses):
             return None
-        return [self.adds(x, mixer, self.mixer_norm), *([] if ffn is None else [self.adds(x, ffn, self.ffn_norm)])]
+        found: list[FusedPart] = []
+        for branch, norm in ((mixer, self.mixer_norm), (ffn, self.ffn_norm)):
+            part = None if branch is None or norm is None else self.fused(x, branch, norm)
+            if part is None and branch is not None:
+                return None
+            found += [] if part is None else [part]
+        return found
+
+
+def _methods() -> tuple[Any, ...]:
+    return Pre.forward, Pre.mix, Pre.feed, Pre.added, Pre.share
+
+
+_WRITTEN = _methods()  # a program may replace them
 
 
 class PreConfig(ResidualConfig, kind="pre", words="pre"):
