@@ -41,15 +41,16 @@ from glassformer.runs.request import RunRequest, TextPlaces, text_of_runs
 from glassformer.runs.results import VERSION, Data, Key, MachineRecord, Results, RunResult, Tuning
 from glassformer.text import Tokens, read_data
 from glassformer.training import Interrupted, Pretrained, Recipe
-from glassformer.training.pace import DECIDED, decided, outlook, paces
+from glassformer.training.pace import DECIDED, STEPS, decided, outlook, paces
 from glassformer.training.repeats import passes, repeat_notes, shared_notes
 from glassformer.training.request import fit, refuse_short, refuse_untrained
 from glassformer.units import plural
 
 WRITING = 0.01
 """Largest share of the time that results.json and the report take while runs train: the cores are those of the runs."""
-TIMED = 5
-"""Timed steps of each model after runs that shared a device: some hundredths of the time of three runs of 100 steps"""
+TIMED, LEAST_TIMED = 0.01, 3
+"""Share of a model's training steps that are timed after runs that shared a device, up to `pace.STEPS`, and their least
+number"""
 QUANTILES = "scipy.optimize"
 """Module of the quantiles of verdicts, imported while the first runs train."""
 
@@ -343,5 +344,7 @@ def _speeds(
     and in turn."""
     ended = [request for request in requests if found[request.key].status != "failed"]
     models = {request.name: (request.config, request.recipe.replace(threads=None)) for request in ended}
+    taken = sum(run.train.steps for run in found.values() if run.train is not None) / max(1, len(models))
+    steps = min(STEPS, max(LEAST_TIMED, round(TIMED * taken)))
     notify(StageEvent(words="training speeds, a few steps of each model in turn"))
-    return {name: pace.tokens_per_second for name, pace in paces(models, text, steps=TIMED).items()}
+    return {name: pace.tokens_per_second for name, pace in paces(models, text, steps=steps).items()}
