@@ -152,15 +152,14 @@ class FusedPart:
               biases
     used      number of the first of `tensors` that gradients are computed from
     call      fields of `_Call`
-    eps       that of the norm
+    eps       eps of the norm
     normed    True with a norm; `centred` if it subtracts the mean
-    layers    number of layers
-    size      number of elements of their weights"""
+    size      number of elements of the layers' weights"""
 
     def __init__(self, norm: tuple[Any, ...], layers: Sequence[Linear], call: tuple[Any, ...]):
         self.eps, self.centred, scale, offset = norm
         self.tensors = (scale, offset, *(one.weight for one in layers), *(one.bias for one in layers))
-        self.call, self.normed, self.layers = call, scale is not None, len(layers)
+        self.call, self.normed = call, scale is not None
         self.used, self.size = 2 + len(layers), sum(one.weight.numel() for one in layers)
 
     def __call__(self, x: Tensor) -> Tensor:
