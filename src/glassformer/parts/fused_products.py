@@ -324,6 +324,7 @@ class _Chain(torch.autograd.Function):
 
 
 def _run(calls: Sequence[Given]) -> None:
+    """Runs the calls in their order. Raises MemoryError if one of them lacks memory."""
     for name, given in calls:
         if getattr(_library(), name)(*given):
             raise MemoryError(name)
